@@ -1,0 +1,30 @@
+.PHONY: demo test check format clean
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+demo: $(INSTALLED)  ## compare HFL with its rivals on synthetic data, and show the result
+	$(BIN)/hybridfl compare --task synthetic --devices 100 --stragglers 0.9 --max-delay 10 --seconds 200 --seeds 3 \
+		--algorithms hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff,s-sgd --out results/demo
+
+test: check  ## lint, types and all tests
+	$(BIN)/pytest -n 2
+
+check: $(INSTALLED)  ## lint and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)  ## rewrite the code as ruff wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $(INSTALLED)
+
+clean:  ## remove the virtual environment, caches and results
+	rm -rf $(VENV) results .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""The algorithms, one file each. Pure: they import the protocol, vectors, randomness and torch, and nothing that does I/O."""

@@ -1,0 +1,130 @@
+"""AD-SGD: what a delayed gradient would be at the current model, by a Taylor step with a cheap Hessian.
+
+g̃ = g + R·d,  d = w_t − w_base   (the paper's Eq. newgrad)
+
+g: the accumulated gradient a device computed from the old model w_base; R: an approximation of the Hessian built from g.
+With the paper's R = g·gᵀ the n×n matrix never has to exist: R·d = g·(g·d), so g̃ = (1 + g·d)·g. AD-SGD with a rank-one
+Hessian is ONE SCALAR a device: a delayed gradient is damped where the joint model has since moved along it and raised
+where it moved against it.
+
+(With w moving along −g, g·d is negative, so a step already taken by others is not taken twice.)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from hybridfl.errors import InputError
+from hybridfl.protocol import Vector
+from hybridfl.vectors import weighted_sum
+
+
+@dataclass(frozen=True, eq=False)
+class Delayed:
+    """m delayed updates side by side.
+
+    Kept as Δ_i = w_i − w_base,i = −η_i·g_i and η_i rather than g_i, so that a fresh update enters a sum with exactly
+    the bits it has in FedAvg.
+    """
+
+    deltas: Tensor
+    """[m, n]: Δ_i."""
+    rates: Tensor
+    """[m]: η_i, the learning rate it was trained with."""
+    steps: Tensor
+    """[m]: k_i, the number of local steps it took."""
+    offsets: Tensor
+    """[m]: Δ_i·w_base,i. With it, Δ_i·d_i = Δ_i·w_t − offset_i needs no old model."""
+    fresh: Tensor
+    """[m]: whether w_base,i is the current model, that is d_i = 0 exactly."""
+    bases: Tensor | None = None
+    """[m, n]: w_base,i, only for a correction that `needs_bases`."""
+
+    def along(self, weights: Vector) -> Tensor:
+        """[m]: g_i·d_i = −(Δ_i·w_t − Δ_i·w_base,i) / η_i, how far the model has moved along each gradient since."""
+        moved = (self.offsets - self.deltas @ weights) / self.rates
+        return torch.where(self.fresh, 0.0, moved)
+
+
+class Correction(Protocol):
+    """How a delayed gradient is brought up to date."""
+
+    needs_bases: ClassVar[bool]
+
+    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+        """Σ_i a_i·Δ̃_i at the current weights, where Δ̃_i = −η_i·g̃_i."""
+
+
+@dataclass(frozen=True)
+class NoCorrection:
+    """g̃ = g."""
+
+    needs_bases: ClassVar[bool] = False
+
+    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+        return weighted_sum(coefficients, delayed.deltas)
+
+
+@dataclass(frozen=True)
+class RankOne:
+    """g̃ = (1 + s)·g,  s = clip(g·d, −trust, +trust)
+
+    so ‖g̃ − g‖ ≤ trust·‖g‖. `trust = inf` is the paper's Eq. (newgrad) with R = g·gᵀ, unbounded: g is a sum over all local
+    steps, and g·(g·d) can be enormous.
+    """
+
+    trust: float = 0.3
+    needs_bases: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _check_trust(self.trust)
+
+    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+        scale = 1.0 + delayed.along(weights).clamp(-self.trust, self.trust)
+        return weighted_sum(coefficients * scale, delayed.deltas)
+
+
+@dataclass(frozen=True)
+class MeanRankOne:
+    """g̃ = k·(ḡ + ḡ·(ḡ·d)) = (1 + g·d/k)·g,  ḡ = g/k: the rank-one Hessian of the mean step gradient.
+
+    k: the number of local steps in g.
+    """
+
+    needs_bases: ClassVar[bool] = False
+
+    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+        scale = 1.0 + delayed.along(weights) / delayed.steps
+        return weighted_sum(coefficients * scale, delayed.deltas)
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """g̃ = g + clip(g⊙d, −trust, +trust)⊙g: R = diag(g⊙g), entry by entry; `trust = inf` is DC-ASGD's (its λ = 1).
+
+    Zheng et al., "Asynchronous Stochastic Gradient Descent with Delay Compensation", 2017. Needs the old models.
+    """
+
+    trust: float = 0.3
+    needs_bases: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_trust(self.trust)
+
+    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+        if delayed.bases is None:
+            raise ValueError("Diagonal needs the old models.")
+        drift = torch.where(delayed.fresh.unsqueeze(1), 0.0, weights - delayed.bases)
+        along = (-delayed.deltas / delayed.rates.unsqueeze(1)) * drift
+        scale = 1.0 + along.clamp(-self.trust, self.trust)
+        return weighted_sum(coefficients, delayed.deltas * scale)
+
+
+def _check_trust(trust: float) -> None:
+    if not trust >= 0 or math.isnan(trust):
+        raise InputError(f"trust={trust} must not be negative; 0 switches the correction off.")

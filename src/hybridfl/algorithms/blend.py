@@ -1,0 +1,127 @@
+"""The paper's own rule for merging stragglers, letter by letter, with the readings of its λ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hybridfl.algorithms.ad_sgd import Correction, Delayed, RankOne
+from hybridfl.errors import require_share
+from hybridfl.protocol import Fleet, Update, Vector
+from hybridfl.vectors import shares, weighted_sum
+
+
+class Weight(Protocol):
+    """λ_i: how much of the joint model comes from straggler i."""
+
+    def __call__(self, version: int, staleness: Tensor, late_share: float) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Printed:
+    """λ = λ_0·exp(−(t − τ)), Eq. (Lambda) as printed: it GROWS with τ and is nearly 0 after a few rounds."""
+
+    initial: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_share("λ_0", self.initial)
+
+    def __call__(self, version: int, staleness: Tensor, late_share: float) -> Tensor:
+        return self.initial * torch.exp(staleness - version)
+
+
+@dataclass(frozen=True)
+class ByStaleness:
+    """λ = λ_0·exp(−τ): a slower straggler counts less, as the paper's text says."""
+
+    initial: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_share("λ_0", self.initial)
+
+    def __call__(self, version: int, staleness: Tensor, late_share: float) -> Tensor:
+        return self.initial * torch.exp(-staleness)
+
+
+@dataclass(frozen=True)
+class ConstantWeight:
+    """λ = λ_0."""
+
+    initial: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_share("λ_0", self.initial)
+
+    def __call__(self, version: int, staleness: Tensor, late_share: float) -> Tensor:
+        return torch.full_like(staleness, self.initial)
+
+
+@dataclass(frozen=True)
+class DataShare:
+    """λ = the stragglers' share of the data that arrived in this round."""
+
+    def __call__(self, version: int, staleness: Tensor, late_share: float) -> Tensor:
+        return torch.full_like(staleness, late_share)
+
+
+@dataclass(frozen=True)
+class Blend:
+    """w_{t+1} = (1 − λ)·ŵ + λ·Σ_{i late} p_i·(w_base,i − η_t·g̃_i),  ŵ = Σ_{i fresh} p_i·w_i   (Eq. New)
+
+    p_i = n_i / Σn over ALL devices, as printed, so both sums fall short of 1 and the model shrinks; `normalised` divides
+    each sum's p_i by their own total. λ differs between stragglers of different τ_i: each counts with its own λ_i, and ŵ
+    with 1 minus their mean by data. Sums run over what arrived in this round (Algorithm 2); Eq. (joint) sums over all
+    stragglers in every round, whether or not anything came from them. A round without fresh updates has ŵ = w_t.
+    """
+
+    weight: Weight = Printed(0.5)
+    correction: Correction = RankOne(float("inf"))
+    normalised: bool = False
+
+    def start(self) -> None:
+        return None
+
+    def close(
+        self, memory: None, weights: Vector, version: int, rate: float, updates: Sequence[Update], fleet: Fleet
+    ) -> tuple[Vector, None]:
+        """The weights after a round that `updates` reached. Nothing is remembered."""
+        fresh = [update for update in updates if update.job.version == version]
+        late = [update for update in updates if update.job.version < version]
+        kernel = self._kernel(weights, fresh, fleet)
+        if not late:
+            return kernel, None
+
+        shares_of_late = self._shares(late, fleet)
+        staleness = weights.new_tensor([version - update.job.version for update in late])
+        samples = [sum(int(fleet.num_samples[update.job.device]) for update in group) for group in (late, updates)]
+        blend = self.weight(version, staleness, samples[0] / samples[1])
+        mean_blend = float((blend * shares_of_late).sum() / shares_of_late.sum())
+
+        deltas = torch.stack([update.delta for update in late])
+        bases = torch.stack([update.job.weights for update in late])
+        rates = deltas.new_tensor([update.job.work.learning_rate for update in late])
+        steps = deltas.new_tensor([update.num_steps for update in late])
+        is_fresh = torch.zeros(len(late), dtype=torch.bool, device=weights.device)
+        delayed = Delayed(deltas, rates, steps, (deltas * bases).sum(1), is_fresh, bases)
+        coefficients = blend * shares_of_late
+        stepped = weighted_sum(coefficients, bases) + self.correction.total(
+            coefficients * rate / rates, delayed, weights
+        )
+        return (1 - mean_blend) * kernel + stepped, None
+
+    def _kernel(self, weights: Vector, fresh: Sequence[Update], fleet: Fleet) -> Vector:
+        """ŵ = Σ p_i·w_i = (Σ p_i)·w_t + Σ p_i·Δ_i."""
+        if not fresh:
+            return weights
+        kernel = weighted_sum(self._shares(fresh, fleet), torch.stack([update.delta for update in fresh]))
+        total = 1.0 if self.normalised else float(self._shares(fresh, fleet).sum())
+        return total * weights + kernel
+
+    def _shares(self, updates: Sequence[Update], fleet: Fleet) -> Tensor:
+        samples = fleet.num_samples[np.array([update.job.device for update in updates])]
+        return shares(samples) if self.normalised else shares(samples) * float(samples.sum() / fleet.num_samples.sum())

@@ -1,0 +1,103 @@
+"""FedAvg, and through its fields most of the synchronous family."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from hybridfl.algorithms.local_work import FullWork, Local
+from hybridfl.algorithms.sampling import Participants, Uniform
+from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Update, Vector
+from hybridfl.vectors import shares, weighted_sum
+
+
+@dataclass(frozen=True, eq=False)
+class FedAvgState:
+    """The joint model and the round that is open.
+
+    `awaited` are the devices that still have to answer it, `late` those that still owe an answer to an earlier one.
+    """
+
+    version: int
+    weights: Vector
+    fleet: Fleet
+    round_number: int = 0
+    round_started_at: float = 0.0
+    awaited: frozenset[int] = frozenset()
+    late: frozenset[int] = frozenset()
+    arrived: tuple[Update, ...] = ()
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """w_{t+1} = w_t + Σ_i q_i (w_i − w_t),  q_i = n_i / Σn over the devices that answered in the round.
+
+    w_i: device i's weights after its local work on w_t; n_i: its number of samples.
+    `participants` says who is asked and when a round closes; an answer to a closed round is discarded.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017. Written with
+    differences instead of Σ q_i w_i: the same number, and the same bits as HFL without stragglers.
+    """
+
+    participants: Participants = Uniform(10)
+    local: Local = FullWork()
+
+    def init(self, weights: Vector, fleet: Fleet) -> tuple[FedAvgState, Outbox]:
+        return self._open_round(FedAvgState(version=0, weights=weights, fleet=fleet), now=0.0, receipts=())
+
+    def step(self, state: FedAvgState, inbox: Inbox) -> tuple[FedAvgState, Outbox]:
+        arrived, receipts = list(state.arrived), []
+        for update in inbox.updates:
+            if update.job.device not in state.awaited:
+                receipts.append(Receipt(state.version - update.job.version, discarded="late"))
+            elif len(arrived) >= self.participants.enough:
+                receipts.append(Receipt(state.version - update.job.version, discarded="round full"))
+            else:
+                receipts.append(Receipt(state.version - update.job.version))
+                arrived.append(update)
+        back = frozenset(update.job.device for update in inbox.updates) | {job.device for job in inbox.lost}
+        state = replace(state, arrived=tuple(arrived), awaited=state.awaited - back, late=state.late - back)
+
+        closes = (
+            not state.awaited
+            or len(arrived) >= self.participants.enough
+            or inbox.now >= state.round_started_at + self.participants.seconds
+        )
+        if closes:
+            return self._open_round(_merged(state), inbox.now, tuple(receipts))
+        return state, Outbox(wake_at=self._deadline(state), receipts=tuple(receipts))
+
+    def _open_round(self, state: FedAvgState, now: float, receipts: tuple[Receipt, ...]) -> tuple[FedAvgState, Outbox]:
+        """Who did not answer the last round is late and stays busy until then; the others may be chosen."""
+        late = state.late | state.awaited
+        chosen = self.participants.choose(state.fleet, state.round_number, late)
+        jobs = tuple(
+            Job(device, state.version, state.weights, self.local.work(device, state.version, state.fleet), now)
+            for device in chosen
+        )
+        state = replace(
+            state,
+            round_number=state.round_number + 1,
+            round_started_at=now,
+            awaited=frozenset(chosen),
+            late=late,
+        )
+        return state, Outbox(jobs, self._deadline(state), receipts)
+
+    def _deadline(self, state: FedAvgState) -> float | None:
+        deadline = state.round_started_at + self.participants.seconds
+        return deadline if math.isfinite(deadline) and state.awaited else None
+
+
+def _merged(state: FedAvgState) -> FedAvgState:
+    """The next version, if anything arrived to make it from."""
+    if not state.arrived:
+        return state
+    updates = sorted(state.arrived, key=lambda update: update.job.device)
+    devices = np.array([update.job.device for update in updates])
+    deltas = torch.stack([update.delta for update in updates])
+    weights = state.weights + weighted_sum(shares(state.fleet.num_samples[devices]), deltas)
+    return replace(state, version=state.version + 1, weights=weights, arrived=())

@@ -1,0 +1,144 @@
+"""Hybrid Federated Learning: a synchronous kernel for normal devices, an asynchronous updater for stragglers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from hybridfl.algorithms.ad_sgd import RankOne
+from hybridfl.algorithms.blend import Blend, Printed
+from hybridfl.algorithms.local_work import FullWork, Local
+from hybridfl.algorithms.memory import Memory
+from hybridfl.algorithms.stragglers import Learned, Seconds, Stragglers
+from hybridfl.errors import InputError, require_positive
+from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Update, Vector
+
+
+class Merge(Protocol):
+    """What the closing of a round makes of the updates that reached it; `memory` is the rule's own."""
+
+    def start(self) -> Any: ...
+    def close(
+        self, memory: Any, weights: Vector, version: int, rate: float, updates: Sequence[Update], fleet: Fleet
+    ) -> tuple[Vector, Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class HFLState:
+    """The joint model, the round that is open, and what is remembered of the devices."""
+
+    version: int
+    weights: Vector
+    fleet: Fleet
+    memory: Any
+    """What the merge rule remembers."""
+    seconds: Seconds
+    """What is known of each device's duration."""
+    round_started_at: float = 0.0
+    awaited: frozenset[int] = frozenset()
+    """Normal devices the round still waits for."""
+    idle: frozenset[int] = frozenset()
+    """Devices without a job."""
+    waiting: tuple[Update, ...] = ()
+    """Updates that arrived since the last closing."""
+
+
+@dataclass(frozen=True)
+class HFL:
+    """A round closes when all of S1 has answered, or when its time is up. Whatever arrived by then is merged:
+
+        w_{t+1} = w_t − η_t Σ_i q_i·(1 + s_i)·g_i,  s_i = clip(g_i·(w_t − w_base,i), −trust, +trust)
+
+    S1: the normal devices according to `stragglers`; g_i: the last accumulated gradient of device i, fresh or not;
+    q_i: its share of the data among the devices heard from. See `Memory` and `RankOne` for the rule and its symbols.
+
+    Late work is merged at the next closing and never discarded. Every device that answered gets the new version at
+    the closing. A version is made of something new: a deadline that passes with no arrival starts the wait again.
+
+    "Stragglers Are Not Disaster: A Hybrid Federated Learning Algorithm with Delayed Gradients". The paper's own merge rule
+    is `HFL.as_printed()`; docs/reading-of-the-paper.md says where and why the default differs.
+    """
+
+    merge: Merge = Memory(RankOne(0.3))
+    stragglers: Stragglers = Learned()
+    round_seconds: float | None = None
+    local: Local = FullWork()
+
+    def __post_init__(self) -> None:
+        if self.round_seconds is not None:
+            require_positive("round_seconds", self.round_seconds)
+
+    @classmethod
+    def as_printed(
+        cls,
+        lambda_0: float = 0.5,
+        normalised: bool = False,
+        stragglers: Stragglers = Learned(),
+        round_seconds: float | None = None,
+        local: Local = FullWork(),
+    ) -> HFL:
+        """Eq. (New) and Eq. (Lambda) letter by letter: unbounded correction, a step from the old model."""
+        return cls(Blend(Printed(lambda_0), RankOne(math.inf), normalised), stragglers, round_seconds, local)
+
+    def init(self, weights: Vector, fleet: Fleet) -> tuple[HFLState, Outbox]:
+        state = HFLState(
+            version=0,
+            weights=weights,
+            fleet=fleet,
+            memory=self.merge.start(),
+            seconds=np.full(len(fleet), np.inf),
+            idle=frozenset(range(len(fleet))),
+        )
+        return self._open_round(state, now=0.0, receipts=())
+
+    def step(self, state: HFLState, inbox: Inbox) -> tuple[HFLState, Outbox]:
+        back = frozenset(update.job.device for update in inbox.updates) | {job.device for job in inbox.lost}
+        state = replace(
+            state,
+            seconds=self.stragglers.observe(state.seconds, inbox.updates, inbox.now),
+            waiting=state.waiting + inbox.updates,
+            awaited=state.awaited - back,
+            idle=state.idle | back,
+        )
+        receipts = tuple(Receipt(state.version - update.job.version) for update in inbox.updates)
+
+        if state.waiting and (not state.awaited or inbox.now >= self._deadline(state)):
+            return self._open_round(self._merged(state), inbox.now, receipts)
+        if len(state.idle) == len(state.fleet):
+            return self._open_round(state, inbox.now, receipts)
+        if inbox.now >= self._deadline(state):
+            state = replace(state, round_started_at=inbox.now)
+        return state, Outbox(wake_at=self._wake_at(state), receipts=receipts)
+
+    def _merged(self, state: HFLState) -> HFLState:
+        updates = sorted(state.waiting, key=lambda update: update.job.device)
+        rate = self.local.learning_rate(state.version)
+        weights, memory = self.merge.close(state.memory, state.weights, state.version, rate, updates, state.fleet)
+        return replace(state, version=state.version + 1, weights=weights, memory=memory, waiting=())
+
+    def _open_round(self, state: HFLState, now: float, receipts: tuple[Receipt, ...]) -> tuple[HFLState, Outbox]:
+        """Judge anew who is normal, and give every idle device the current version."""
+        normal = self.stragglers.normal(state.fleet, state.seconds, self._round_seconds(state))
+        jobs = tuple(
+            Job(device, state.version, state.weights, self.local.work(device, state.version, state.fleet), now)
+            for device in sorted(state.idle)
+        )
+        awaited = frozenset(int(device) for device in np.flatnonzero(normal))
+        state = replace(state, round_started_at=now, awaited=awaited, idle=frozenset())
+        if not awaited and self._wake_at(state) is None:
+            raise InputError("Every device is a straggler, so no round would ever close: give round_seconds.")
+        return state, Outbox(jobs, self._wake_at(state), receipts)
+
+    def _round_seconds(self, state: HFLState) -> float:
+        return self.stragglers.round_seconds(state.seconds) if self.round_seconds is None else self.round_seconds
+
+    def _deadline(self, state: HFLState) -> float:
+        return state.round_started_at + self._round_seconds(state)
+
+    def _wake_at(self, state: HFLState) -> float | None:
+        deadline = self._deadline(state)
+        return deadline if math.isfinite(deadline) else None

@@ -1,0 +1,109 @@
+"""What a device is asked to do with the weights it gets, and how the learning rate falls with the version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from hybridfl.algorithms.stragglers import slowest
+from hybridfl.errors import require_positive, require_share
+from hybridfl.protocol import Fleet, Work
+from hybridfl.randomness import generator
+
+
+class Schedule(Protocol):
+    """η_t, the learning rate of version t."""
+
+    def __call__(self, version: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class InverseTime:
+    """η_t = η_0 / (1 + t), the paper's."""
+
+    initial: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_positive("learning rate", self.initial)
+
+    def __call__(self, version: int) -> float:
+        return self.initial / (1 + version)
+
+
+@dataclass(frozen=True)
+class InverseSqrt:
+    """η_t = η_0 / √(1 + t)."""
+
+    initial: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_positive("learning rate", self.initial)
+
+    def __call__(self, version: int) -> float:
+        return float(self.initial / (1 + version) ** 0.5)
+
+
+@dataclass(frozen=True)
+class ConstantRate:
+    """η_t = η."""
+
+    rate: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_positive("learning rate", self.rate)
+
+    def __call__(self, version: int) -> float:
+        return self.rate
+
+
+class Local(Protocol):
+    """The work for one device on one version. `learning_rate` is η_t, which the server's own step may need too."""
+
+    @property
+    def learning_rate(self) -> Schedule: ...
+    def work(self, device: int, version: int, fleet: Fleet) -> Work: ...
+
+
+@dataclass(frozen=True)
+class FullWork:
+    """Every device runs the same number of epochs of minibatch SGD. The defaults are the paper's."""
+
+    epochs: int = 5
+    batch_size: int = 64
+    learning_rate: Schedule = InverseTime(0.1)
+    proximal: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_positive("epochs", self.epochs)
+        require_positive("batch_size", self.batch_size)
+        if self.proximal:
+            require_positive("proximal", self.proximal)
+
+    def work(self, device: int, version: int, fleet: Fleet) -> Work:
+        return Work(self.epochs, self.batch_size, self.learning_rate(version), self.proximal)
+
+
+@dataclass(frozen=True)
+class PartialWork:
+    """Stragglers run fewer epochs: uniformly drawn from 1..E anew for every job, as in FedProx's experiments.
+
+    The stragglers are the `share` of the fleet with the longest expected seconds. (FedProx draws them anew in every
+    round; here slow devices stay slow, as everywhere in this package.)
+    """
+
+    full: FullWork = FullWork()
+    share: float = 0.9
+
+    def __post_init__(self) -> None:
+        require_share("share", self.share)
+
+    @property
+    def learning_rate(self) -> Schedule:
+        return self.full.learning_rate
+
+    def work(self, device: int, version: int, fleet: Fleet) -> Work:
+        work = self.full.work(device, version, fleet)
+        if not slowest(fleet, self.share)[device]:
+            return work
+        epochs = generator(fleet.seed, "partial work", device, version).integers(1, self.full.epochs, endpoint=True)
+        return replace(work, epochs=int(epochs))

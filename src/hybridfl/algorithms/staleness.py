@@ -1,0 +1,41 @@
+"""s(τ): how much an update counts that is τ versions old (Xie et al., "Asynchronous Federated Optimization", 2019)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class StalenessWeight(Protocol):
+    """s(τ), 1 for a fresh update."""
+
+    def __call__(self, staleness: int) -> float: ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """s(τ) = 1."""
+
+    def __call__(self, staleness: int) -> float:
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """s(τ) = (τ + 1)^−a; a = ½ is FedBuff's 1/√(1 + τ)."""
+
+    a: float = 0.5
+
+    def __call__(self, staleness: int) -> float:
+        return float((staleness + 1) ** -self.a)
+
+
+@dataclass(frozen=True)
+class Hinge:
+    """s(τ) = 1 if τ ≤ b, else 1 / (a·(τ − b) + 1)."""
+
+    a: float = 10.0
+    b: float = 4.0
+
+    def __call__(self, staleness: int) -> float:
+        return 1.0 if staleness <= self.b else 1.0 / (self.a * (staleness - self.b) + 1.0)

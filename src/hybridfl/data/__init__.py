@@ -1,0 +1,1 @@
+"""Data sets, and how their samples are shared out among devices."""

@@ -1,0 +1,92 @@
+"""A fleet's samples: held once, devices are ranges of an index into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hybridfl.errors import InputError, require_share
+from hybridfl.randomness import generator
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Device i holds the rows `index[offsets[i]:offsets[i + 1]]` of `inputs` and `targets`."""
+
+    inputs: Tensor
+    targets: Tensor
+    index: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def from_devices(cls, devices: Sequence[tuple[Tensor, Tensor]]) -> Samples:
+        """One pair (inputs, targets) a device."""
+        if not devices:
+            raise InputError("The list of devices is empty: give one (inputs, targets) pair a device.")
+        for device, (inputs, targets) in enumerate(devices):
+            if len(inputs) != len(targets):
+                raise InputError(f"Device {device} has {len(inputs)} inputs but {len(targets)} targets: give one each.")
+        sizes = [len(inputs) for inputs, _ in devices]
+        samples = cls(
+            inputs=torch.cat([inputs for inputs, _ in devices]),
+            targets=torch.cat([targets for _, targets in devices]),
+            index=np.arange(sum(sizes)),
+            offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        )
+        return samples.checked()
+
+    def checked(self) -> Samples:
+        """Itself, if every device has samples and all of them are finite."""
+        for device, count in enumerate(self.num_samples):
+            if count == 0:
+                raise InputError(f"Device {device} has no samples: leave it out or give it some.")
+        if self.inputs.is_floating_point() and not bool(torch.isfinite(self.inputs).all()):
+            bad = set(torch.nonzero(~torch.isfinite(self.inputs.flatten(1)).all(1)).flatten().tolist())
+            device = next(d for d in range(len(self)) if not bad.isdisjoint(self.rows(d).tolist()))
+            raise InputError(f"Device {device} has NaN or infinite inputs: clean them or leave the device out.")
+        if self.targets.is_floating_point() and not bool(torch.isfinite(self.targets).all()):
+            raise InputError("The targets hold NaN or infinite values: clean them.")
+        return self
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_samples(self) -> NDArray[np.int64]:
+        return np.diff(self.offsets)
+
+    def rows(self, device: int) -> NDArray[np.int64]:
+        """The rows of `inputs` and `targets` that belong to one device."""
+        return self.index[self.offsets[device] : self.offsets[device + 1]]
+
+    @property
+    def device_of(self) -> NDArray[np.int64]:
+        """The device of every entry of `index`."""
+        return np.repeat(np.arange(len(self)), self.num_samples)
+
+    def pooled(self) -> Samples:
+        """The same samples as one device that holds them all."""
+        return Samples(self.inputs, self.targets, self.index, np.array([0, len(self.index)]))
+
+    def split(self, test_share: float = 0.1, seed: int = 0) -> tuple[Samples, Samples]:
+        """(train, test): of each device's samples, `test_share` (rounded up, drawn by the seed) are held out.
+
+        A device keeps at least one sample to train on; one with a single sample has none to test on.
+        """
+        require_share("test_share", test_share)
+        train, test = [], []
+        for device in range(len(self)):
+            rows = generator(seed, "split", device).permutation(self.rows(device))
+            held_out = min(int(np.ceil(test_share * len(rows))), len(rows) - 1)
+            train.append(np.sort(rows[held_out:]))
+            test.append(np.sort(rows[:held_out]))
+        return self._with_rows(train), self._with_rows(test)
+
+    def _with_rows(self, rows: Sequence[NDArray[np.int64]]) -> Samples:
+        sizes = [len(part) for part in rows]
+        return Samples(self.inputs, self.targets, np.concatenate(rows), np.concatenate([[0], np.cumsum(sizes)]))

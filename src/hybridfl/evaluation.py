@@ -1,0 +1,79 @@
+"""How good weights are: losses and accuracies, also for normal devices and stragglers separately."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from hybridfl.data.federated import Samples
+from hybridfl.protocol import Vector
+from hybridfl.training import Loss
+from hybridfl.vectors import unflatten
+
+_CHUNK = 8192
+
+
+@dataclass(frozen=True)
+class Scores:
+    """`train_loss` is the objective Σ p_i F_i(w) + ε‖w‖²; the others are on held-out samples. NaN where there are none."""
+
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+    normal_accuracy: float
+    straggler_accuracy: float
+
+
+class Forward(Protocol):
+    """(the loss, whether the prediction is right) of each of the rows of some samples."""
+
+    def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]: ...
+
+
+class ModuleForward:
+    """For any model. A prediction is right if its largest output is the target's."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self._model, self._loss = model, loss
+
+    @torch.no_grad()
+    def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        parameters = unflatten(self._model, weights)
+        losses, right = [], []
+        for chunk in torch.split(torch.from_numpy(rows), _CHUNK):
+            outputs = functional_call(self._model, parameters, (samples.inputs[chunk],))
+            targets = samples.targets[chunk]
+            losses.append(self._loss(outputs, targets))
+            right.append((outputs.argmax(-1) if outputs.dim() > targets.dim() else outputs) == targets)
+        return torch.cat(losses), torch.cat(right)
+
+
+class Evaluation:
+    """Scores weights on all training and test samples."""
+
+    def __init__(
+        self, forward: Forward, train: Samples, test: Samples, stragglers: NDArray[np.bool_], l2: float = 0.0
+    ) -> None:
+        self._forward, self._train, self._test, self._l2 = forward, train, test, l2
+        self._from_straggler = torch.from_numpy(stragglers[test.device_of])
+
+    def __call__(self, weights: Vector) -> Scores:
+        train_losses, _ = self._forward(weights, self._train, self._train.index)
+        test_losses, right = self._forward(weights, self._test, self._test.index)
+        return Scores(
+            train_loss=_mean(train_losses) + self._l2 * float(weights.double().square().sum()),
+            test_loss=_mean(test_losses),
+            test_accuracy=_mean(right),
+            normal_accuracy=_mean(right[~self._from_straggler]),
+            straggler_accuracy=_mean(right[self._from_straggler]),
+        )
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean()) if len(values) else float("nan")

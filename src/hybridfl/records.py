@@ -1,0 +1,172 @@
+"""What a run leaves: `run.json`, `records.jsonl` and `arrivals.jsonl` in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hybridfl.errors import InputError
+
+
+@dataclass(frozen=True)
+class Record:
+    """One evaluation. A Record is for reading; nothing is ever resumed from it."""
+
+    version: int
+    seconds: float
+    """Virtual."""
+    wall_seconds: float
+    merged: int
+    """Updates merged since the start."""
+    mean_staleness: float
+    """Of the updates merged since the previous record; NaN if there were none."""
+    max_staleness: int
+    train_loss: float
+    test_loss: float
+    test_accuracy: float
+    normal_accuracy: float
+    """On the normal devices' test samples."""
+    straggler_accuracy: float
+    bytes_sent: int
+    """Weights sent to devices since the start, and received from them."""
+    bytes_received: int
+    discarded: int
+    """Updates that arrived and were thrown away, since the start."""
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """One update: when its job was sent, when it arrived, and what became of it."""
+
+    device: int
+    version: int
+    """The version its job was sent with."""
+    sent_at: float
+    arrived_at: float
+    staleness: int
+    """Versions made between sending the job and merging the update."""
+    discarded: str | None
+    """Why it was not merged."""
+
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class SavedRun:
+    """A run read back from its folder."""
+
+    config: Config
+    records: tuple[Record, ...]
+    arrivals: tuple[Arrival, ...]
+
+    @property
+    def label(self) -> str:
+        return str(self.config["label"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.config["seed"])
+
+
+class RunFolder:
+    """Writes a run as it happens, line by line, so that what was recorded stays readable whenever it stops."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        check_folder(folder, config)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "run.json").write_text(json.dumps(config, indent=2) + "\n")
+        self._records = (folder / "records.jsonl").open("w")
+        self._arrivals = (folder / "arrivals.jsonl").open("w")
+
+    def write(self, record: Record, arrivals: tuple[Arrival, ...]) -> None:
+        for arrival in arrivals:
+            self._arrivals.write(_line(arrival))
+        self._records.write(_line(record))
+        self._arrivals.flush()
+        self._records.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._records.close()
+        self._arrivals.close()
+
+
+def check_folder(folder: Path, config: Config) -> None:
+    """Refuse a folder that cannot be written or that holds the results of another configuration."""
+    nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not nearest.is_dir():
+        raise InputError(f"'{nearest}' is a file, not a folder: choose another --out.")
+    try:
+        probe = nearest / ".hybridfl-write-test"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"Cannot write to '{nearest}' ({error.strerror}): choose another --out.") from None
+    if (folder / "run.json").exists():
+        try:
+            found = json.loads((folder / "run.json").read_text())
+        except json.JSONDecodeError:
+            raise InputError(
+                f"'{folder / 'run.json'}' is not JSON: remove the folder or choose another --out."
+            ) from None
+        differing = [name for name in identity(config) if identity(config)[name] != found.get(name)]
+        if differing:
+            name = differing[0]
+            raise InputError(
+                f"'{folder}' holds results of another configuration ({name} was {found.get(name)!r}, now "
+                f"{config[name]!r}): choose another --out or remove the folder."
+            )
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The part of a configuration that decides the results: all but the versions of the packages."""
+    return {name: value for name, value in config.items() if name != "versions"}
+
+
+def load(folder: Path) -> SavedRun:
+    """Read one run's folder; a last line that was cut off in the middle is left out."""
+    config = json.loads((folder / "run.json").read_text())
+    records = tuple(Record(**_numbers(row)) for row in _rows(folder / "records.jsonl"))
+    arrivals = tuple(Arrival(**row) for row in _rows(folder / "arrivals.jsonl"))
+    return SavedRun(config, records, arrivals)
+
+
+def load_all(folder: Path) -> list[SavedRun]:
+    """All runs in or below a folder, in the order of their paths; runs without a record are left out."""
+    if not folder.is_dir():
+        raise InputError(f"There is no folder '{folder}': run `hybridfl run --out {folder}` first.")
+    runs = [load(path.parent) for path in sorted(folder.rglob("run.json"))]
+    if not any(run.records for run in runs):
+        raise InputError(
+            f"'{folder}' holds no results: give the folder that `hybridfl run --out` or `compare --out` wrote."
+        )
+    return [run for run in runs if run.records]
+
+
+def _line(row: Record | Arrival) -> str:
+    """JSON has no NaN: it is written as null."""
+    values = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in asdict(row).items()}
+    return json.dumps(values) + "\n"
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open() as lines:
+        for line in lines:
+            if line.endswith("\n"):
+                yield json.loads(line)

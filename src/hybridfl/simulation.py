@@ -1,0 +1,68 @@
+"""A transport in virtual time: an event heap and a clock that jumps. No sleeping, no threads."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Timing, Trainer, Update
+
+
+class Simulation:
+    """Jobs arrive when `timing` says; what they bring, `trainer` computes, as late as possible and as many as possible at once.
+
+    An update depends on its job alone, so nothing has to be trained in order. When the first untrained job arrives, all
+    untrained jobs in flight are trained in one call.
+
+    All that arrives at the same instant (to a nanosecond) is one inbox, ordered by device.
+    """
+
+    def __init__(self, fleet: Fleet, trainer: Trainer, timing: Timing) -> None:
+        self.fleet = fleet
+        self._trainer = trainer
+        self._timing = timing
+        self._arrivals: list[tuple[float, int]] = []
+        self._in_flight: dict[int, Job] = {}
+        self._untrained: set[int] = set()
+        self._trained: dict[int, Update] = {}
+        self._wake_at: float | None = None
+        self._now = 0.0
+
+    @property
+    def in_flight(self) -> tuple[Job, ...]:
+        """The jobs on their way, by device."""
+        return tuple(self._in_flight[device] for device in sorted(self._in_flight))
+
+    def send(self, outbox: Outbox) -> None:
+        for job in outbox.jobs:
+            if job.device in self._in_flight:
+                raise RuntimeError(f"Device {job.device} is busy with version {self._in_flight[job.device].version}.")
+            self._in_flight[job.device] = job
+            # Rounding makes 0.1 + 0.2 and 0.3 one instant, so ties do not depend on how a sum was reached.
+            arrives_at = round(job.sent_at + self._timing(job), 9)
+            if math.isfinite(arrives_at):
+                heapq.heappush(self._arrivals, (arrives_at, job.device))
+                self._untrained.add(job.device)
+        self._wake_at = outbox.wake_at
+
+    def receive(self) -> Inbox:
+        instants = [at for at in (self._wake_at, self._arrivals[0][0] if self._arrivals else None) if at is not None]
+        if not instants:
+            raise RuntimeError("Nothing is in flight and no wake-up is set: the run would wait for ever.")
+        self._now = max(self._now, min(instants))
+        devices = []
+        while self._arrivals and self._arrivals[0][0] <= self._now:
+            devices.append(heapq.heappop(self._arrivals)[1])
+        devices.sort()
+        if not self._untrained.isdisjoint(devices):
+            self._train()
+        updates = tuple(self._trained.pop(device) for device in devices)
+        for device in devices:
+            del self._in_flight[device]
+        return Inbox(self._now, updates)
+
+    def _train(self) -> None:
+        jobs = [job for job in self.in_flight if job.device in self._untrained]
+        self._untrained.clear()
+        for update in self._trainer(jobs):
+            self._trained[update.job.device] = update

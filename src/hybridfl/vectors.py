@@ -1,0 +1,33 @@
+"""A model's weights as one flat vector, and sums of such vectors."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hybridfl.protocol import Vector
+
+
+def flatten(model: nn.Module) -> Vector:
+    """A copy of all parameters of `model` as one vector, in the order of `named_parameters()`."""
+    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).clone()
+
+
+def unflatten(model: nn.Module, weights: Vector) -> dict[str, Tensor]:
+    """Views of `weights` under the names and shapes of `model`'s parameters, as `torch.func.functional_call` takes them."""
+    named = dict(model.named_parameters())
+    pieces = torch.split(weights, [parameter.numel() for parameter in named.values()])
+    return {name: piece.view(parameter.shape) for (name, parameter), piece in zip(named.items(), pieces, strict=True)}
+
+
+def shares(num_samples: NDArray[np.int64]) -> Tensor:
+    """q_i = n_i / Σn as float32: each device counts by its data."""
+    counts = np.asarray(num_samples, dtype=np.float64)
+    return torch.from_numpy((counts / counts.sum()).astype(np.float32))
+
+
+def weighted_sum(coefficients: Tensor, rows: Tensor) -> Vector:
+    """Σ_i a_i·row_i: one matrix-vector product. Every algorithm that averages does it here, hence with the same bits."""
+    return coefficients @ rows
