@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from hybridfl.data.federated import Samples
 from hybridfl.protocol import Vector
-from hybridfl.training import Loss
+from hybridfl.training import Loss, loss_by_sample
 from hybridfl.vectors import unflatten
 
 _CHUNK = 8192
@@ -49,7 +49,7 @@ class ModuleForward:
         for chunk in torch.split(torch.from_numpy(rows), _CHUNK):
             outputs = functional_call(self._model, parameters, (samples.inputs[chunk],))
             targets = samples.targets[chunk]
-            losses.append(self._loss(outputs, targets))
+            losses.append(loss_by_sample(self._loss, outputs, targets))
             right.append((outputs.argmax(-1) if outputs.dim() > targets.dim() else outputs) == targets)
         return torch.cat(losses), torch.cat(right)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import platform
 import time
@@ -113,6 +114,12 @@ class Run:
                 f"The timing is for {len(self.timing.expected_seconds)} devices, but the task has {devices}: make them agree."
             )
 
+    def check(self) -> None:
+        """Raise `InputError` if the run could not start, before anything is written."""
+        check_trainable(self.task.model)
+        task, _, fleet = _stage(self)
+        self.algorithm.init(flatten(task.model), fleet)
+
     @property
     def name(self) -> str:
         return self.label or type(self.algorithm).__name__
@@ -175,11 +182,7 @@ def _closed_form_classes(task: Task) -> int | None:
 
 def execute(plan: Run) -> Iterator[Snapshot]:
     """Play a run in virtual time: a snapshot at the start and at every evaluation."""
-    check_trainable(plan.task.model)
-    centralised = isinstance(plan.algorithm, SSGD)
-    task = plan.task.pooled() if centralised else plan.task
-    timing: FleetTiming = ConstantSeconds(1) if centralised else plan.timing
-    fleet = Fleet(task.train.num_samples, timing.expected_seconds, plan.seed)
+    task, timing, fleet = _stage(plan)
     simulation = Simulation(fleet, trainer_for(task, plan.seed), timing)
     evaluate = Evaluation(forward_for(task), task.train, task.test, plan.timing.stragglers, task.l2)
 
@@ -189,25 +192,34 @@ def execute(plan: Run) -> Iterator[Snapshot]:
     started = time.perf_counter()
     yield tally.snapshot(0, 0.0, 0.0, asdict(evaluate(weights)))
 
-    every, due = plan.seconds_between_records, 0.0
+    every, due, newest = plan.seconds_between_records, 0.0, 0
     for moment in run(plan.algorithm, simulation, state, outbox):
         now, version = moment.inbox.now, moment.state.version
         if plan.seconds is not None and now > plan.seconds:
             return
         tally.count(moment)
         is_last = plan.rounds is not None and version >= plan.rounds
-        if version > tally.recorded_version and (now >= due or is_last):
+        # Only at the instant that made a version has all that arrived been merged into it.
+        if version > newest and (now >= due or is_last):
             yield tally.snapshot(version, now, time.perf_counter() - started, asdict(evaluate(moment.state.weights)))
             due = (math.floor(now / every) + 1) * every if every else now
+        newest = version
         if is_last:
             return
+
+
+def _stage(plan: Run) -> tuple[Task, FleetTiming, Fleet]:
+    """The task, timing and fleet a run really has: S-SGD has one device that holds all the data and takes 1 s."""
+    centralised = isinstance(plan.algorithm, SSGD)
+    task = plan.task.pooled() if centralised else plan.task
+    timing: FleetTiming = ConstantSeconds(1) if centralised else plan.timing
+    return task, timing, Fleet(task.train.num_samples, timing.expected_seconds, plan.seed)
 
 
 class _Tally:
     """Counts what happened since the start, and since the last record."""
 
     def __init__(self, bytes_a_model: int, sent: int) -> None:
-        self.recorded_version = -1
         self._bytes_a_model = bytes_a_model
         self._sent, self._received, self._merged, self._discarded = sent, 0, 0, 0
         self._arrivals: list[Arrival] = []
@@ -238,7 +250,6 @@ class _Tally:
             **scores,
         )
         arrivals, self._arrivals = tuple(self._arrivals), []
-        self.recorded_version = version
         return Snapshot(record, arrivals)
 
 
@@ -261,9 +272,11 @@ def simulate(
 
 
 def save(plan: Run, folder: Path) -> Iterator[Record]:
-    """Execute a run, writing its folder as it goes."""
+    """Execute a run, writing its folder as it goes; a run that cannot start writes nothing."""
+    snapshots = execute(plan)
+    first = next(snapshots)
     with RunFolder(folder, plan.config()) as files:
-        for snapshot in execute(plan):
+        for snapshot in itertools.chain([first], snapshots):
             files.write(snapshot.record, snapshot.arrivals)
             yield snapshot.record
 

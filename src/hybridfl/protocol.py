@@ -36,12 +36,16 @@ class Fleet:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a device does with the weights it gets: `epochs` of minibatch SGD on F_i(w) + ½·proximal·‖w − w_received‖²."""
+    """What a device does with the weights it gets: `epochs` of minibatch SGD on F_i(w) + ½·proximal·‖w − w_received‖².
+
+    `part` is how much of the full local work this is: a device that does less is back sooner.
+    """
 
     epochs: int
     batch_size: int
     learning_rate: float
     proximal: float = 0.0
+    part: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

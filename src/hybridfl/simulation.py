@@ -38,12 +38,11 @@ class Simulation:
             if job.device in self._in_flight:
                 raise RuntimeError(f"Device {job.device} is busy with version {self._in_flight[job.device].version}.")
             self._in_flight[job.device] = job
-            # Rounding makes 0.1 + 0.2 and 0.3 one instant, so ties do not depend on how a sum was reached.
-            arrives_at = round(job.sent_at + self._timing(job), 9)
+            arrives_at = _instant(job.sent_at + self._timing(job))
             if math.isfinite(arrives_at):
                 heapq.heappush(self._arrivals, (arrives_at, job.device))
                 self._untrained.add(job.device)
-        self._wake_at = outbox.wake_at
+        self._wake_at = None if outbox.wake_at is None else _instant(outbox.wake_at)
 
     def receive(self) -> Inbox:
         instants = [at for at in (self._wake_at, self._arrivals[0][0] if self._arrivals else None) if at is not None]
@@ -66,3 +65,8 @@ class Simulation:
         self._untrained.clear()
         for update in self._trainer(jobs):
             self._trained[update.job.device] = update
+
+
+def _instant(seconds: float) -> float:
+    """To a nanosecond: 0.1 + 0.2 and 0.3 are one instant, so ties do not depend on how a sum was reached."""
+    return round(seconds, 9)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
+from hybridfl.errors import InputError
 from hybridfl.protocol import Job, Update, Vector
 
 _CORES = os.cpu_count() or 1
@@ -33,7 +34,7 @@ class SoftmaxSGD:
     ) -> None:
         self._samples = samples
         self._inputs = samples.inputs.flatten(1).contiguous().numpy()
-        self._targets = samples.targets.contiguous().numpy()
+        self._targets = _classes(samples, num_classes)
         self._num_classes = num_classes
         self._l2 = l2
         self._seed = seed
@@ -84,7 +85,7 @@ class SoftmaxForward:
 
     def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         inputs = samples.inputs.flatten(1).numpy()
-        targets = samples.targets.numpy()
+        targets = _classes(samples, self._num_classes)
         losses = np.empty(len(rows), dtype=np.float32)
         right = np.empty(len(rows), dtype=np.bool_)
         parts = [
@@ -94,6 +95,15 @@ class SoftmaxForward:
         for done in [self._pool.submit(_score, *part) for part in parts]:
             done.result()
         return torch.from_numpy(losses), torch.from_numpy(right)
+
+
+def _classes(samples: Samples, num_classes: int) -> NDArray[np.int64]:
+    """The targets, checked here because compiled code does not check its indices."""
+    targets: NDArray[np.int64] = samples.targets.contiguous().numpy()
+    for label in (targets.min(), targets.max()):
+        if not 0 <= label < num_classes:
+            raise InputError(f"Target {label} is no class: the model has {num_classes}, counted from 0.")
+    return targets
 
 
 def _pieces(rows: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], slice]]:

@@ -35,7 +35,7 @@ class ConstantSeconds:
         require_positive("seconds", self.seconds)
 
     def __call__(self, job: Job) -> float:
-        return self.seconds
+        return self.seconds * job.work.part
 
     @property
     def expected_seconds(self) -> NDArray[np.float64]:
@@ -52,23 +52,21 @@ class PaperDelays:
 
     With rounds of 1 s, τ_i is the number of rounds a straggler is behind: the paper's setting. Exactly
     `straggler_share` of the devices, drawn by the seed, are stragglers.
-    A job of fewer than `full_epochs` takes that part of the time.
+    A job that is only a part of the full local work takes that part of the time.
     """
 
     devices: int
     straggler_share: float = 0.9
     max_delay: int = 10
     seed: int = 0
-    full_epochs: int = 5
 
     def __post_init__(self) -> None:
         require_positive("devices", self.devices)
         require_share("stragglers", self.straggler_share)
         require_positive("max_delay", self.max_delay)
-        require_positive("full_epochs", self.full_epochs)
 
     def __call__(self, job: Job) -> float:
-        return float(self.expected_seconds[job.device]) * job.work.epochs / self.full_epochs
+        return float(self.expected_seconds[job.device]) * job.work.part
 
     @cached_property
     def stragglers(self) -> NDArray[np.bool_]:
@@ -96,7 +94,7 @@ class PerDevice:
                 raise InputError(f"Device {device} takes {seconds} seconds: give a number above 0.")
 
     def __call__(self, job: Job) -> float:
-        return self.seconds[job.device]
+        return self.seconds[job.device] * job.work.part
 
     @property
     def expected_seconds(self) -> NDArray[np.float64]:

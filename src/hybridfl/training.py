@@ -80,13 +80,18 @@ class LocalSGD:
     def _batch_loss(self, weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
         """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""
         outputs = functional_call(self._model, unflatten(self._model, weights), (inputs,))
-        losses = self._loss(outputs, targets)
-        if losses.shape != shares.shape:
-            raise InputError(
-                f"The loss returned shape {tuple(losses.shape)} for {len(shares)} samples: it must return one number a "
-                "sample. Give it reduction='none'."
-            )
-        return (losses * shares).sum()
+        return (loss_by_sample(self._loss, outputs, targets) * shares).sum()
+
+
+def loss_by_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
+    """`loss(outputs, targets)`, which must be one number a sample."""
+    losses = loss(outputs, targets)
+    if losses.shape != targets.shape[:1]:
+        raise InputError(
+            f"The loss returned shape {tuple(losses.shape)} for {len(targets)} samples: it must return one number a "
+            "sample. Give it reduction='none'."
+        )
+    return losses
 
 
 def check_trainable(model: nn.Module) -> None:

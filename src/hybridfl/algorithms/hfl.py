@@ -41,6 +41,8 @@ class HFLState:
     round_started_at: float = 0.0
     awaited: frozenset[int] = frozenset()
     """Normal devices the round still waits for."""
+    has_kernel: bool = True
+    """Whether the round waits for anybody; without a normal device its deadline closes it (or everybody's answer)."""
     idle: frozenset[int] = frozenset()
     """Devices without a job."""
     waiting: tuple[Update, ...] = ()
@@ -106,9 +108,11 @@ class HFL:
         )
         receipts = tuple(Receipt(state.version - update.job.version) for update in inbox.updates)
 
-        if state.waiting and (not state.awaited or inbox.now >= self._deadline(state)):
+        nobody_out = len(state.idle) == len(state.fleet)
+        complete = nobody_out or (state.has_kernel and not state.awaited)
+        if state.waiting and (complete or inbox.now >= self._deadline(state)):
             return self._open_round(self._merged(state), inbox.now, receipts)
-        if len(state.idle) == len(state.fleet):
+        if nobody_out:
             return self._open_round(state, inbox.now, receipts)
         if inbox.now >= self._deadline(state):
             state = replace(state, round_started_at=inbox.now)
@@ -128,7 +132,7 @@ class HFL:
             for device in sorted(state.idle)
         )
         awaited = frozenset(int(device) for device in np.flatnonzero(normal))
-        state = replace(state, round_started_at=now, awaited=awaited, idle=frozenset())
+        state = replace(state, round_started_at=now, awaited=awaited, has_kernel=bool(awaited), idle=frozenset())
         if not awaited and self._wake_at(state) is None:
             raise InputError("Every device is a straggler, so no round would ever close: give round_seconds.")
         return state, Outbox(jobs, self._wake_at(state), receipts)

@@ -105,5 +105,5 @@ class PartialWork:
         work = self.full.work(device, version, fleet)
         if not slowest(fleet, self.share)[device]:
             return work
-        epochs = generator(fleet.seed, "partial work", device, version).integers(1, self.full.epochs, endpoint=True)
-        return replace(work, epochs=int(epochs))
+        epochs = int(generator(fleet.seed, "partial work", device, version).integers(1, work.epochs, endpoint=True))
+        return replace(work, epochs=epochs, part=epochs / work.epochs)

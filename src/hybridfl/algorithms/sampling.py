@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from hybridfl.errors import InputError, require_positive
 from hybridfl.protocol import Fleet
 from hybridfl.randomness import generator
@@ -64,13 +66,14 @@ class ProportionalToDelay:
 
     def choose(self, fleet: Fleet, number: int, busy: frozenset[int]) -> list[int]:
         _check_count(fleet, self.count)
-        weights = fleet.expected_seconds.copy()
-        weights[list(busy)] = 0.0
-        count = min(self.count, len(fleet) - len(busy))
-        drawn = generator(fleet.seed, "participants", number).choice(
-            len(fleet), count, replace=False, p=weights / weights.sum()
-        )
-        return sorted(int(device) for device in drawn)
+        idle = np.setdiff1d(np.arange(len(fleet)), list(busy))
+        if not len(idle):
+            return []
+        seconds = fleet.expected_seconds[idle]
+        if np.isnan(seconds).any():
+            raise InputError("ProportionalToDelay needs the devices' expected seconds, which this fleet does not know.")
+        draw = generator(fleet.seed, "participants", number)
+        return sorted(draw.choice(idle, min(self.count, len(idle)), replace=False, p=seconds / seconds.sum()).tolist())
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,9 @@ class Samples:
             if count == 0:
                 raise InputError(f"Device {device} has no samples: leave it out or give it some.")
         if self.inputs.is_floating_point() and not bool(torch.isfinite(self.inputs).all()):
-            bad = set(torch.nonzero(~torch.isfinite(self.inputs.flatten(1)).all(1)).flatten().tolist())
+            bad = set(
+                torch.nonzero(~torch.isfinite(self.inputs.reshape(len(self.inputs), -1)).all(1)).flatten().tolist()
+            )
             device = next(d for d in range(len(self)) if not bad.isdisjoint(self.rows(d).tolist()))
             raise InputError(f"Device {device} has NaN or infinite inputs: clean them or leave the device out.")
         if self.targets.is_floating_point() and not bool(torch.isfinite(self.targets).all()):

@@ -1,0 +1,375 @@
+"""The command line: `hybridfl run`, `compare`, `report`, `algorithms`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hybridfl.errors import InputError, nearest
+
+if TYPE_CHECKING:
+    from hybridfl.algorithms.local_work import FullWork
+    from hybridfl.summary import Row
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Federated learning that neither waits for slow devices nor throws their work away.\n\n"
+    "Everything runs in virtual time, on this machine; the same seed gives the same numbers.",
+)
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    if version:
+        from hybridfl import __version__
+
+        typer.echo(f"hybridfl {__version__}")
+        raise typer.Exit
+
+
+ALL = "hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff"
+
+TaskOption = Annotated[
+    str,
+    typer.Option(
+        "--task", help="What is learned: synthetic, 'synthetic(0, 0)', synthetic-iid.", rich_help_panel="Task"
+    ),
+]
+DevicesOption = Annotated[int, typer.Option(help="Devices in the fleet.", rich_help_panel="Fleet")]
+StragglersOption = Annotated[
+    float, typer.Option(help="Share of the devices that are slow, 0 to 1.", rich_help_panel="Fleet")
+]
+MaxDelayOption = Annotated[
+    int,
+    typer.Option(help="A slow device takes 1 + τ s, τ uniform in 1..this; others take 1 s.", rich_help_panel="Fleet"),
+]
+SecondsOption = Annotated[
+    float | None, typer.Option(help="Virtual seconds to run.", rich_help_panel="Budget", show_default=False)
+]
+RoundsOption = Annotated[
+    int | None, typer.Option(help="Versions of the joint model to make.", rich_help_panel="Budget", show_default=False)
+]
+EveryOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Virtual seconds between evaluations. [default: --seconds / 200]",
+        rich_help_panel="Budget",
+        show_default=False,
+    ),
+]
+EpochsOption = Annotated[int, typer.Option(help="Local epochs of a job.", rich_help_panel="Local work")]
+BatchOption = Annotated[int, typer.Option(help="Samples in a minibatch.", rich_help_panel="Local work")]
+RateOption = Annotated[float, typer.Option(help="Learning rate of version 0.", rich_help_panel="Local work")]
+ScheduleOption = Annotated[
+    str,
+    typer.Option(
+        help="How the rate falls with the version t: inverse (1/(1+t)), sqrt (1/√(1+t)), constant.",
+        rich_help_panel="Local work",
+    ),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display, no table.")]
+
+
+@app.command(
+    epilog="**Examples**\n\n"
+    "`hybridfl run`\n\n"
+    "`hybridfl run --task 'synthetic(0, 0)' --algorithm fedbuff --seconds 100`\n\n"
+    "`hybridfl run --algorithm 'HFL(merge=Memory(RankOne(trust=0.6)))' --stragglers 0.5 --out results/trusting`"
+)
+def run(
+    task: TaskOption = "synthetic",
+    algorithm: Annotated[
+        str, typer.Option(help="One of `hybridfl algorithms`, or written as it prints: 'FedBuff(buffer=20)'.")
+    ] = "hfl",
+    devices: DevicesOption = 100,
+    stragglers: StragglersOption = 0.9,
+    max_delay: MaxDelayOption = 10,
+    seconds: SecondsOption = None,
+    rounds: RoundsOption = None,
+    evaluate_every: EveryOption = None,
+    epochs: EpochsOption = 5,
+    batch_size: BatchOption = 64,
+    learning_rate: RateOption = 0.1,
+    schedule: ScheduleOption = "inverse",
+    seed: Annotated[int, typer.Option(help="Decides the data, the delays and every draw.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for the results. [default: results/TASK-ALGORITHM-seed-N]", show_default=False),
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
+    from hybridfl.comparison import Comparison
+    from hybridfl.experiment import save
+    from hybridfl.progress import RunsDisplay
+    from hybridfl.records import check_folder
+    from hybridfl.spelling import read_algorithm, read_task
+
+    local = _local_work(epochs, batch_size, learning_rate, schedule)
+    if seconds is None and rounds is None:
+        rounds = 200
+    comparison = Comparison(
+        read_task(task),
+        {algorithm: read_algorithm(algorithm, local)},
+        devices,
+        stragglers,
+        max_delay,
+        (seed,),
+        seconds,
+        rounds,
+        evaluate_every,
+    )
+    (plan,) = comparison.runs()
+    folder = out or Path("results") / _slug(f"{plan.task.name}-{plan.name}-seed-{seed}")
+    plan.check()
+    check_folder(folder, plan.config())
+    interrupted = False
+    record = None
+    with RunsDisplay([plan], quiet) as display:
+        try:
+            for record in save(plan, folder):
+                display.show(plan, record)
+            display.finish(plan)
+        except KeyboardInterrupt:
+            interrupted = True
+    if record is not None and not quiet:
+        typer.echo(
+            f"{plan.name} on {plan.task.name}: test accuracy {record.test_accuracy:.1%} after {record.version} versions, "
+            f"{record.seconds:g} s of virtual time and {record.wall_seconds:.1f} s here; "
+            f"{record.merged} updates merged, {record.discarded} discarded."
+        )
+        typer.echo(f"Results: {folder}    Report: hybridfl report {folder}")
+    if interrupted:
+        _stopped(folder)
+
+
+@app.command(
+    epilog="**Examples**\n\n"
+    "`hybridfl compare --seconds 200 --seeds 3`\n\n"
+    "`hybridfl compare --algorithms \"hfl,fedbuff,FedBuff(buffer=20)\" --task 'synthetic(0, 0)' --out results/buffers`\n\n"
+    "`hybridfl compare --algorithms hfl,fedavg --rounds 50 --json > table.json`"
+)
+def compare(
+    algorithms: Annotated[
+        str, typer.Option(help="Comma-separated names, or algorithms written as they print: 'hfl,FedBuff(buffer=20)'.")
+    ] = ALL,
+    task: TaskOption = "synthetic",
+    devices: DevicesOption = 100,
+    stragglers: StragglersOption = 0.9,
+    max_delay: MaxDelayOption = 10,
+    seeds: Annotated[int, typer.Option(help="Runs of each algorithm, with seeds 0, 1, …")] = 3,
+    seconds: SecondsOption = None,
+    rounds: RoundsOption = None,
+    evaluate_every: EveryOption = None,
+    epochs: EpochsOption = 5,
+    batch_size: BatchOption = 64,
+    learning_rate: RateOption = 0.1,
+    schedule: ScheduleOption = "inverse",
+    target: Annotated[
+        float | None,
+        typer.Option(help="Accuracy to time, 0 to 1. [default: 95 % of the best]", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results. [default: results/compare-TASK]", show_default=False)
+    ] = None,
+    quiet: QuietOption = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")
+    ] = False,
+) -> None:
+    """Compare algorithms on the same data, fleet and delays, and write a report.
+
+    They get equal virtual time (--seconds, 200 by default) or equal rounds (--rounds).
+    """
+    from hybridfl.comparison import Comparison, check_out, folder_of
+    from hybridfl.errors import require_share
+    from hybridfl.experiment import save
+    from hybridfl.progress import RunsDisplay
+    from hybridfl.records import load_all
+    from hybridfl.spelling import read_algorithm, read_task, split_list
+    from hybridfl.summary import default_target, summarise
+
+    if target is not None:
+        require_share("target", target)
+    local = _local_work(epochs, batch_size, learning_rate, schedule)
+    if seconds is None and rounds is None:
+        seconds = 200.0
+    comparison = Comparison(
+        read_task(task),
+        {name: read_algorithm(name, local) for name in split_list(algorithms)},
+        devices,
+        stragglers,
+        max_delay,
+        range(seeds),
+        seconds,
+        rounds,
+        evaluate_every,
+    )
+    runs = list(comparison.runs())
+    folder = out or Path("results") / _slug(f"compare-{runs[0].task.name}")
+    for plan in runs:
+        plan.check()
+    check_out(folder, runs)
+    interrupted = False
+    with RunsDisplay(runs, quiet) as display:
+        try:
+            for plan in runs:
+                for record in save(plan, folder_of(folder, plan)):
+                    display.show(plan, record)
+                display.finish(plan)
+        except KeyboardInterrupt:
+            interrupted = True
+    saved = load_all(folder)
+    goal = default_target(saved) if target is None else target
+    rows = summarise(saved, goal)
+    if as_json:
+        typer.echo(json.dumps({"rows": [_json_row(row) for row in rows]}, indent=2))
+    elif not quiet:
+        _print_table(rows, goal, title=f"{runs[0].task.name}, {devices} devices, {stragglers:.0%} stragglers")
+    _report(folder, goal, say=not quiet and not as_json)
+    if interrupted:
+        _stopped(folder)
+
+
+@app.command(epilog="**Example**\n\n`hybridfl report results/compare-synthetic-1-1`")
+def report(
+    folder: Annotated[Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote.")],
+    target: Annotated[
+        float | None,
+        typer.Option(help="Accuracy to time, 0 to 1. [default: 95 % of the best]", show_default=False),
+    ] = None,
+) -> None:
+    """Write one page with all figures that works offline, and the figures as SVG and PDF."""
+    from hybridfl.report import write_report
+
+    typer.echo(f"Report: {write_report(folder, target)}")
+
+
+@app.command()
+def algorithms() -> None:
+    """List the algorithms and tasks, with their hyperparameters as they can be written."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridfl.spelling import ALGORITHMS, PARTS, TASKS
+
+    console = Console()
+    for title, constructors in (("Algorithm", ALGORITHMS), ("Task", TASKS)):
+        table = Table(title, "Spelled out, with its defaults", box=None, title_justify="left", pad_edge=False)
+        for name, constructor in constructors.items():
+            table.add_row(name, repr(constructor()))
+        console.print(table)
+        console.print()
+    table = Table("Where this is wanted", "one of these may stand", box=None, pad_edge=False)
+    for role, parts in PARTS.items():
+        table.add_row(role.__name__, ", ".join(part.__name__ for part in parts))
+    console.print(table)
+
+
+def main() -> None:
+    """The entry point: a user's mistake is one line on standard error and exit code 2, never a traceback."""
+    try:
+        app()
+    except InputError as error:
+        typer.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+
+
+def _local_work(epochs: int, batch_size: int, learning_rate: float, schedule: str) -> FullWork:
+    from hybridfl.algorithms.local_work import ConstantRate, FullWork, InverseSqrt, InverseTime, Schedule
+
+    schedules: dict[str, Callable[[float], Schedule]] = {
+        "inverse": InverseTime,
+        "sqrt": InverseSqrt,
+        "constant": ConstantRate,
+    }
+    if schedule not in schedules:
+        raise InputError(f"Unknown schedule '{schedule}'.{nearest(schedule, schedules)} Known: {', '.join(schedules)}.")
+    return FullWork(epochs, batch_size, schedules[schedule](learning_rate))
+
+
+def _json_row(row: Row) -> dict[str, object]:
+    row_values = asdict(row)
+    del row_values["speedup_bound"]
+    return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in row_values.items()}
+
+
+def _print_table(rows: Sequence[Row], goal: float, title: str) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        title=title,
+        title_justify="left",
+        caption="Final: mean over the last 15 % of virtual time; ± standard deviation over seeds.",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+    )
+    table.add_column("\nAlgorithm", overflow="fold")
+    for heading in (
+        "Final\naccuracy",
+        f"Seconds\nto {goal:.1%}",
+        "Speed-up\non FedAvg",
+        "Stragglers'\ndata",
+        "Updates\ndiscarded",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    best = max((row.test_accuracy for row in rows), default=math.nan)
+    for row in rows:
+        spread = "" if math.isnan(row.test_accuracy_std) else f" ±{100 * row.test_accuracy_std:5.1f}"
+        table.add_row(
+            row.algorithm,
+            f"{row.test_accuracy:.1%}{spread}",
+            _or_dash(row.seconds_to_target, ",.0f"),
+            _speedup(row),
+            _or_dash(row.straggler_accuracy, ".1%"),
+            f"{row.discarded:,.0f}",
+            style="bold" if row.test_accuracy == best else None,
+        )
+    Console().print(table)
+
+
+def _speedup(row: Row) -> str:
+    """Where FedAvg never reached the target, its whole run is a lower bound."""
+    return _or_dash(row.speedup, ".1f", " ×") if math.isnan(row.speedup_bound) else f"> {row.speedup_bound:.1f} ×"
+
+
+def _or_dash(value: float, form: str, unit: str = "") -> str:
+    return "–" if math.isnan(value) else f"{value:{form}}{unit}"
+
+
+def _report(folder: Path, goal: float, say: bool) -> None:
+    """The report is an extra: without its packages a comparison is complete all the same."""
+    try:
+        from hybridfl.report import write_report
+
+        page = write_report(folder, goal)
+    except InputError as error:
+        typer.echo(f"No report: {error}", err=True)
+        return
+    if say:
+        typer.echo(f"Report: {page}")
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-")
+
+
+def _stopped(folder: Path) -> None:
+    typer.echo(f"Stopped. What was recorded until then is in {folder}.", err=True)
+    raise typer.Exit(130)

@@ -1,0 +1,68 @@
+"""Several algorithms on the same data, fleet and delays, over seeds."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hybridfl.errors import InputError, require_positive
+from hybridfl.experiment import Run
+from hybridfl.protocol import Algorithm
+from hybridfl.records import check_folder
+from hybridfl.tasks import TaskRecipe
+from hybridfl.timing import PaperDelays
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every algorithm runs once a seed. The seed decides the data, who is slow and by how much, and all draws of the run."""
+
+    recipe: TaskRecipe
+    algorithms: dict[str, Algorithm[Any]]
+    devices: int = 100
+    straggler_share: float = 0.9
+    max_delay: int = 10
+    seeds: Sequence[int] = (0, 1, 2)
+    seconds: float | None = None
+    rounds: int | None = None
+    evaluate_every: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.algorithms:
+            raise InputError("There is nothing to compare: name at least one algorithm.")
+        if not self.seeds:
+            raise InputError("There is nothing to run: ask for at least one seed.")
+        require_positive("devices", self.devices)
+
+    def runs(self) -> Iterator[Run]:
+        """Seed by seed, so that a seed's data are made once and shared by all algorithms."""
+        for seed in self.seeds:
+            task = self.recipe.build(self.devices, seed)
+            timing = PaperDelays(self.devices, self.straggler_share, self.max_delay, seed)
+            for label, algorithm in self.algorithms.items():
+                yield Run(task, algorithm, timing, self.seconds, self.rounds, self.evaluate_every, seed, label)
+
+
+def folder_of(out: Path, run: Run) -> Path:
+    """Where a comparison keeps a run: OUT/label/seed-0."""
+    return out / (re.sub(r"[^A-Za-z0-9.=]+", "-", run.name).strip("-") or "run") / f"seed-{run.seed}"
+
+
+def check_out(out: Path, runs: Sequence[Run]) -> None:
+    """Refuse to write where another configuration's results lie, or beside runs that could not be compared with these."""
+    for run in runs:
+        check_folder(folder_of(out, run), run.config())
+    planned = runs[0].config()
+    for path in sorted(out.rglob("run.json")) if out.is_dir() else []:
+        found = json.loads(path.read_text())
+        for name in ("task", "seconds", "rounds"):
+            was, now = (c["task"]["name"] if name == "task" else c[name] for c in (found, planned))
+            if was != now:
+                raise InputError(
+                    f"'{path.parent}' holds a run with {name} {was!r}, which cannot be compared with {name} {now!r}: "
+                    "choose another --out or remove the folder."
+                )

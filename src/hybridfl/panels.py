@@ -1,0 +1,394 @@
+"""The interactive figures of the report: what plotly.js draws, and the controls that choose between figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from hybridfl import charts
+from hybridfl.charts import AXES, QUANTITIES, Axis, Quantity
+from hybridfl.records import SavedRun
+from hybridfl.summary import Floats, by_label
+
+Figure = dict[str, Any]
+"""What plotly.js draws: `data` and `layout`."""
+
+X_AXES: dict[Axis, Figure] = {
+    "seconds": {"hoverformat": ".1f"},
+    "version": {"type": "log", "dtick": 1, "tickformat": ",d", "hoverformat": ",d"},
+}
+ACCURACY_AXIS: Figure = {"tickformat": ".0%", "rangemode": "tozero"}
+LOSS_AXIS: Figure = {
+    "type": "log",
+    "tickvals": [digit * 10.0**power for power in range(-6, 9) for digit in (1, 2, 5)],
+    "tickformat": "~g",
+}
+
+
+@dataclass(frozen=True)
+class Control:
+    """A row of buttons, of which one is pressed."""
+
+    title: str
+    choices: Mapping[Any, str]
+    """What is written on a button, by the word that stands for it in a figure's key."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A part of the page with figures in one place, of which the controls show one.
+
+    A figure's key is what its controls say, in their order, with spaces between; a panel without controls has one figure,
+    whose key is empty. Traces whose `meta` is one of the `options` can be switched off.
+    """
+
+    name: str
+    title: str
+    caption: str
+    figures: Mapping[str, Figure]
+    controls: Sequence[Control] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def panels(runs: Sequence[SavedRun], target: float) -> list[Panel]:
+    """All panels of the page; one without figures has nothing to show."""
+    groups, end = by_label(runs), charts.timeline_end(runs)
+    seeds = max(len(group) for group in groups.values())
+    band = " The line is the mean over seeds, the band reaches from the least to the greatest." if seeds > 1 else ""
+    keys = {str(place): label for place, label in enumerate(charts.looks(runs)) if groups[label][0].arrivals}
+    return [
+        Panel(
+            "curves",
+            "Learning curves",
+            f"A joint model counts until the next one is made, hence the steps.{band} A click on a name hides it, a double "
+            "click hides all others. Drag to zoom in, double-click to zoom out.",
+            {
+                f"{quantity} {axis}": curves_figure(runs, axis, quantity, target)
+                for quantity in QUANTITIES
+                for axis in AXES
+            },
+            (Control("show", QUANTITIES), Control("against", AXES)),
+            {"band": "spread over seeds"} if seeds > 1 else {},
+        ),
+        Panel(
+            "stragglers",
+            "Whose data the model serves",
+            "Final test accuracy on the data of normal devices and of stragglers. A short line is a fair model.",
+            stragglers_figure(runs),
+        ),
+        Panel(
+            "staleness",
+            "Staleness",
+            "Percent of the merged updates, by the number of versions made between sending a job and merging its update.",
+            staleness_figure(runs),
+        ),
+        Panel(
+            "timeline",
+            "What the devices do",
+            f"The first {end:.3g} virtual seconds of the first seed: a bar is a job, from sending the "
+            f"weights until the update arrives. At most {charts.MOST_DEVICES} devices are shown, evenly spread from the "
+            "fastest to the slowest.",
+            {key: timeline_figure(groups[label][0], end) for key, label in keys.items()},
+            (Control("algorithm", keys),),
+        ),
+    ]
+
+
+def curves_figure(runs: Sequence[SavedRun], axis: Axis, quantity: Quantity, target: float) -> Figure:
+    """One line and one band an algorithm."""
+    is_accuracy = quantity == "test_accuracy"
+    by_algorithm = charts.curves(runs, axis, quantity)
+    bands, lines = [], []
+    for place, (label, look) in enumerate(charts.looks(runs).items()):
+        curve = by_algorithm[label]
+        shared: Figure = {"type": "scatter", "legendgroup": str(place), "x": _numbers(curve.x)}
+        edge = {"mode": "lines", "line": {"width": 0, "shape": "hv"}, "hoverinfo": "skip", "showlegend": False}
+        if (curve.low != curve.high).any():
+            fill = {"fill": "tonexty", "fillcolor": _transparent(look.colour, look.band)}
+            corners = curve.corners()
+            at = {"x": _numbers(corners.x), "meta": "band"}
+            bands += [
+                {**shared, **edge, **at, "y": _numbers(corners.low)},
+                {**shared, **edge, **at, **fill, "y": _numbers(corners.high)},
+            ]
+        lines.append(
+            {
+                **shared,
+                "y": _numbers(curve.mean),
+                "name": escape(charts.short(label)),
+                "mode": "lines" if len(curve.x) > 1 else "markers",
+                "line": {"color": look.colour, "width": look.width, "dash": look.dash, "shape": "hv"},
+                "marker": {"color": look.colour, "size": 8},
+                "zorder": len(by_algorithm) - place,
+                "hovertemplate": "%{y:.1%}" if is_accuracy else "%{y:.3f}",
+            }
+        )
+    layout = _layout(
+        height=480,
+        xaxis={"title": {"text": AXES[axis]}, "uirevision": axis, **X_AXES[axis]},
+        yaxis={
+            "title": {"text": QUANTITIES[quantity]},
+            "uirevision": quantity,
+            **(ACCURACY_AXIS if is_accuracy else LOSS_AXIS),
+        },
+        hovermode="x unified",
+    )
+    if is_accuracy and math.isfinite(target):
+        layout["shapes"] = [_line({"color": charts.GREY, "width": 1, "dash": "dash"}, y=target)]
+        layout["annotations"] = [_target_name(target)]
+        layout["margin"]["r"] = 60
+    return {"data": [*bands, *lines], "layout": layout}
+
+
+def _line(line: Figure, x: float | None = None, y: float | None = None) -> Figure:
+    """A line across the whole figure, beneath everything: upright at `x`, or level at `y`."""
+    xs = {"xref": "paper", "x0": 0, "x1": 1} if x is None else {"x0": x, "x1": x}
+    ys = {"yref": "paper", "y0": 0, "y1": 1} if y is None else {"y0": y, "y1": y}
+    return {"type": "line", "layer": "below", "line": line, **xs, **ys}
+
+
+def _target_name(target: float) -> Figure:
+    """What the target's line is called, beside its right end."""
+    text = {"text": f"target<br>{100 * target:.1f} %", "font": {"size": 11, "color": charts.GREY}, "align": "left"}
+    return {**text, "xref": "paper", "x": 1, "y": target, "xanchor": "left", "xshift": 4, "showarrow": False}
+
+
+def stragglers_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
+    """A dumbbell an algorithm; nothing if no fleet has stragglers."""
+    looks, groups = charts.looks(runs), by_label(runs)
+    ends = {
+        label: (charts.final(groups[label], "straggler_accuracy"), charts.final(groups[label], "normal_accuracy"))
+        for label in looks
+    }
+    if all(math.isnan(slow) for slow, _ in ends.values()):
+        return {}
+    dumbbells = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": _numbers(ends[label]),
+            "y": [row, row],
+            "line": {"color": look.colour, "width": 2.5},
+            "marker": {"size": 12, "color": [look.colour, "white"], "line": {"color": look.colour, "width": 2.5}},
+            "text": ["stragglers' data", "normal devices' data"],
+            "hovertemplate": f"{escape(charts.short(label))}<br>%{{text}}: %{{x:.1%}}<extra></extra>",
+            "showlegend": False,
+        }
+        for row, (label, look) in enumerate(looks.items())
+    ]
+    keys = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [None],
+            "y": [None],
+            "name": name,
+            "marker": {"size": 12, "color": colour, "line": {"color": charts.GREY, "width": 2.5}},
+            "hoverinfo": "skip",
+        }
+        for name, colour in (("stragglers' data", charts.GREY), ("normal devices' data", "white"))
+    ]
+    layout = _layout(
+        height=110 + 32 * len(looks),
+        xaxis={"title": {"text": "final test accuracy"}, "tickformat": ".0%"},
+        yaxis=_rows([charts.short(label) for label in looks]),
+        hovermode="closest",
+    )
+    return {"": {"data": [*dumbbells, *keys], "layout": layout}}
+
+
+def staleness_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
+    """A row an algorithm, a column a bin of staleness; nothing if nothing was merged."""
+    bins = charts.staleness_bins(runs)
+    if not bins:
+        return {}
+    looks, groups = charts.looks(runs), by_label(runs)
+    shares = [charts.staleness_shares(groups[label], bins) for label in looks]
+    heatmap = {
+        "type": "heatmap",
+        "x": list(range(len(bins))),
+        "y": list(range(len(looks))),
+        "z": [_numbers(row) for row in shares],
+        "text": [[f"{100 * share:.0f}" if share >= 0.005 else "" for share in row] for row in shares],
+        "customdata": [[charts.bin_name(each) for each in bins]] * len(looks),
+        "texttemplate": "%{text}",
+        "hovertemplate": "staleness %{customdata}: %{z:.1%} of the merged updates<extra></extra>",
+        "colorscale": _colorscale(charts.NONE_TO_ALL),
+        "zmin": 0,
+        "zmax": 1,
+        "xgap": 2,
+        "ygap": 2,
+        "showscale": False,
+    }
+    layout = _layout(
+        height=90 + 32 * len(looks),
+        xaxis={
+            "title": {"text": "staleness (versions)"},
+            "tickvals": list(range(len(bins))),
+            "ticktext": [charts.bin_name(each) for each in bins],
+            "showgrid": False,
+            "showline": False,
+        },
+        yaxis={**_rows([charts.short(label) for label in looks]), "showgrid": False},
+        hovermode="closest",
+    )
+    return {"": {"data": [heatmap], "layout": layout}}
+
+
+def timeline_figure(run: SavedRun, end: float) -> Figure:
+    """A row a device, a bar a job, a dot where its update was merged."""
+    shown = charts.timeline(run, end)
+    merged = [bar for bar in shown.bars if bar.arrival.discarded is None]
+    discarded = [bar for bar in shown.bars if bar.arrival.discarded is not None]
+    most = max((bar.arrival.staleness for bar in merged), default=0)
+    colours = [charts.shade(charts.FRESH_TO_STALE, bar.arrival.staleness / max(most, 1)) for bar in merged]
+    outline = {"color": "white", "width": 1.5}
+    hatched = {"line": outline, "color": "#E5E7EB", "pattern": {"shape": "/", "fgcolor": charts.GREY, "size": 5}}
+    data: list[Figure] = [
+        {**_jobs(merged), "marker": {"color": colours, "line": outline}, "showlegend": False},
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": [x for bar in merged for x in (bar.arrival.arrived_at, *_numbers([bar.merged_at]), None)],
+            "y": [y for bar in merged for y in (bar.row, bar.row, None)],
+            "line": {"color": "#374151", "width": 1},
+            "hoverinfo": "skip",
+            "name": "an update waits",
+        },
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": _numbers([bar.merged_at for bar in merged]),
+            "y": [bar.row for bar in merged],
+            "marker": {"color": "black", "size": 6, "line": {"color": "white", "width": 1}},
+            "hoverinfo": "skip",
+            "name": "and is merged",
+        },
+    ]
+    if most > 0:
+        data.append(_staleness_key(most))
+    if discarded:
+        data.append({**_jobs(discarded), "marker": hatched, "name": "discarded"})
+    names = [f"{device} · {seconds:.3g} s" for device, seconds in zip(shown.devices, shown.seconds, strict=True)]
+    layout = _layout(
+        height=130 + 20 * len(shown.devices),
+        xaxis={"title": {"text": "virtual seconds"}, "range": [0, end], "showgrid": False},
+        yaxis={**_rows(names), "title": {"text": "device · seconds a job"}, "showgrid": False},
+        hovermode="closest",
+        barmode="overlay",
+        bargap=0.2,
+        shapes=[
+            {**_line({"color": "#D1D5DB", "width": 1}, x=x), "name": "a version is made", "showlegend": number == 0}
+            for number, x in enumerate(shown.made)
+        ],
+    )
+    layout["yaxis"]["tickfont"] = {"size": 11}
+    return {"data": data, "layout": layout}
+
+
+def _staleness_key(most: int) -> Figure:
+    """The colour bar: plotly.js hangs it on a trace, and on one of bars it would warn of every colour that is a number."""
+    bar = {
+        "title": {"text": "staleness", "side": "right", "font": {"size": 13}},
+        "thickness": 12,
+        "outlinewidth": 0,
+        "tickformat": "d",
+    }
+    scale = _colorscale(charts.FRESH_TO_STALE)
+    marker = {"color": [0], "colorscale": scale, "cmin": 0, "cmax": most, "showscale": True, "colorbar": bar}
+    return {"type": "scatter", "mode": "markers", "x": [None], "y": [None], "marker": marker, "showlegend": False}
+
+
+def _jobs(bars: Sequence[charts.Bar]) -> Figure:
+    """Bars from sending to arrival, with all that is known of each job when the pointer is on it."""
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "y": [bar.row for bar in bars],
+        "base": [bar.arrival.sent_at for bar in bars],
+        "x": [round(bar.arrival.arrived_at - bar.arrival.sent_at, 9) for bar in bars],
+        "customdata": [
+            [
+                bar.arrival.device,
+                bar.arrival.version,
+                f"{bar.arrival.sent_at:g}",
+                f"{bar.arrival.arrived_at:g}",
+                _fate(bar),
+            ]
+            for bar in bars
+        ],
+        "hovertemplate": "device %{customdata[0]}, version %{customdata[1]}<br>sent at %{customdata[2]} s, "
+        "arrived at %{customdata[3]} s<br>%{customdata[4]}<extra></extra>",
+    }
+
+
+def _fate(bar: charts.Bar) -> str:
+    if bar.arrival.discarded is not None:
+        return f"discarded: {escape(bar.arrival.discarded)}"
+    at = "" if math.isnan(bar.merged_at) else f" at {bar.merged_at:g} s"
+    return f"merged{at}, staleness {bar.arrival.staleness}"
+
+
+def _layout(height: int, xaxis: Figure, yaxis: Figure, **more: Any) -> Figure:
+    """What all figures have in common."""
+    axis = {
+        "gridcolor": "#EEF0F2",
+        "linecolor": "#9AA3AD",
+        "showline": True,
+        "zeroline": False,
+        "automargin": True,
+        "ticks": "",
+        "ticklabelstandoff": 4,
+    }
+    return {
+        "height": height,
+        "margin": {"l": 10, "r": 10, "t": 10, "b": 10},
+        "font": {
+            "family": "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif",
+            "size": 13,
+            "color": "#1F2933",
+        },
+        "paper_bgcolor": "white",
+        "plot_bgcolor": "white",
+        "xaxis": _titled({**axis, **xaxis}),
+        "yaxis": _titled({**axis, **yaxis}),
+        "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        "hoverlabel": {
+            "bgcolor": "white",
+            "bordercolor": "#D1D5DB",
+            "font": {"size": 12, "color": "#1F2933"},
+            "namelength": -1,
+        },
+        "uirevision": "kept",
+        **more,
+    }
+
+
+def _titled(axis: Figure) -> Figure:
+    return {**axis, "title": {"font": {"size": 13}, "standoff": 12, **axis.get("title", {})}}
+
+
+def _rows(names: Sequence[str]) -> Figure:
+    """A vertical axis with a name a row, the first on top."""
+    return {
+        "tickvals": list(range(len(names))),
+        "ticktext": [escape(name) for name in names],
+        "range": [len(names) - 0.4, -0.6],
+        "showline": False,
+    }
+
+
+def _numbers(values: Floats | Sequence[float]) -> list[float | None]:
+    """JSON has no NaN, and five digits are more than a screen shows."""
+    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+
+
+def _colorscale(colours: Sequence[str]) -> list[tuple[float, str]]:
+    return [(place / (len(colours) - 1), colour) for place, colour in enumerate(colours)]
+
+
+def _transparent(colour: str, opacity: float) -> str:
+    return f"{colour}{round(255 * opacity):02X}"

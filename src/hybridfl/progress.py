@@ -1,0 +1,61 @@
+"""A live display of runs: how far, how accurate, how long still."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from hybridfl.experiment import Run
+from hybridfl.records import Record
+
+
+class RunsDisplay:
+    """One line an algorithm, over its seeds, and one for all; on standard error, so that standard output stays clean."""
+
+    def __init__(self, runs: Sequence[Run], quiet: bool) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", table_column=Column(max_width=22, no_wrap=True)),
+            BarColumn(bar_width=14),
+            TextColumn("{task.fields[news]}", table_column=Column(min_width=28, no_wrap=True)),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=Console(stderr=True),
+            disable=quiet,
+        )
+        self._lines = {
+            name: self._progress.add_task(name, total=sum(run.name == name for run in runs), news="", start=False)
+            for name in dict.fromkeys(run.name for run in runs)
+        }
+        self._finished = dict.fromkeys(self._lines, 0)
+        self._all = self._progress.add_task("[bold]all runs", total=len(runs), news="")
+
+    def show(self, run: Run, record: Record) -> None:
+        """The newest record of a run that is under way."""
+        by_version = record.version / run.rounds if run.rounds else 0.0
+        by_time = record.seconds / run.seconds if run.seconds else 0.0
+        news = f"seed {run.seed}  {record.test_accuracy:6.1%}  {record.seconds:,.0f} virtual s"
+        self._progress.start_task(self._lines[run.name])
+        self._progress.update(self._lines[run.name], news=news)
+        self._advance(run.name, part=min(1.0, max(by_version, by_time)))
+
+    def finish(self, run: Run) -> None:
+        """A run has ended; its last record may lie before the end of its budget."""
+        self._finished[run.name] += 1
+        self._advance(run.name, part=0.0)
+
+    def _advance(self, name: str, part: float) -> None:
+        self._progress.update(self._lines[name], completed=self._finished[name] + part)
+        self._progress.update(self._all, completed=sum(self._finished.values()) + part)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()

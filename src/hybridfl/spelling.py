@@ -1,0 +1,169 @@
+"""Algorithms and tasks written as text, the way they print: `hfl`, `FedBuff(buffer=20)`, `HFL(merge=Memory(NoCorrection()))`.
+
+The text is parsed as a literal call and checked against the constructor's signature. Nothing in it is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from hybridfl.algorithms.ad_sgd import Correction, Diagonal, MeanRankOne, NoCorrection, RankOne
+from hybridfl.algorithms.blend import Blend, ByStaleness, ConstantWeight, DataShare, Printed, Weight
+from hybridfl.algorithms.fedasync import FedAsync
+from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.fedbuff import FedBuff
+from hybridfl.algorithms.fedprox import FedProx
+from hybridfl.algorithms.hfl import HFL, Merge
+from hybridfl.algorithms.local_work import (
+    ConstantRate,
+    FullWork,
+    InverseSqrt,
+    InverseTime,
+    Local,
+    PartialWork,
+    Schedule,
+)
+from hybridfl.algorithms.memory import Memory
+from hybridfl.algorithms.sampling import Deadline, Everyone, FirstOf, Participants, ProportionalToDelay, Uniform
+from hybridfl.algorithms.ssgd import SSGD
+from hybridfl.algorithms.staleness import Constant, Hinge, Polynomial, StalenessWeight
+from hybridfl.algorithms.stragglers import KnownShare, Learned, Stragglers
+from hybridfl.errors import InputError, nearest
+from hybridfl.protocol import Algorithm
+from hybridfl.tasks import Synthetic, SyntheticIID, TaskRecipe
+
+Constructor = Callable[..., Any]
+
+ALGORITHMS: Mapping[str, Constructor] = {
+    "hfl": HFL,
+    "hfl-as-printed": HFL.as_printed,
+    "fedavg": FedAvg,
+    "fedprox": FedProx,
+    "fedasync": FedAsync,
+    "fedbuff": FedBuff,
+    "s-sgd": SSGD,
+}
+TASKS: Mapping[str, Constructor] = {"synthetic": Synthetic, "synthetic-iid": SyntheticIID}
+
+PARTS: Mapping[Any, tuple[type, ...]] = {
+    Merge: (Memory, Blend),
+    Correction: (RankOne, MeanRankOne, Diagonal, NoCorrection),
+    Weight: (Printed, ByStaleness, ConstantWeight, DataShare),
+    Stragglers: (Learned, KnownShare),
+    Participants: (Uniform, Everyone, ProportionalToDelay, FirstOf, Deadline),
+    StalenessWeight: (Polynomial, Constant, Hinge),
+    Local: (FullWork, PartialWork),
+    FullWork: (FullWork,),
+    Schedule: (InverseTime, InverseSqrt, ConstantRate),
+}
+"""What may stand where a parameter of this type is wanted."""
+
+
+def read_algorithm(text: str, local: FullWork) -> Algorithm[Any]:
+    """The algorithm that `text` spells; `local` is its local work where the text does not say."""
+    algorithm: Algorithm[Any] = _read(text, ALGORITHMS, "algorithm", {"local": local})
+    return algorithm
+
+
+def read_task(text: str) -> TaskRecipe:
+    """The task that `text` spells."""
+    task: TaskRecipe = _read(text, TASKS, "task", {})
+    return task
+
+
+def split_list(text: str) -> list[str]:
+    """The comma-separated items of a list; commas inside parentheses belong to their item."""
+    items, depth, current = [], 0, ""
+    for letter in text:
+        depth += {"(": 1, ")": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            items.append(current.strip())
+            current = ""
+        else:
+            current += letter
+    items.append(current.strip())
+    return [item for item in items if item]
+
+
+def _read(text: str, constructors: Mapping[str, Constructor], kind: str, defaults: Mapping[str, Any]) -> Any:
+    name, parenthesis, rest = text.strip().partition("(")
+    constructor = _named(name, constructors, kind)
+    try:
+        call = ast.parse(f"call({rest}" if parenthesis else "call()", mode="eval").body
+    except SyntaxError:
+        raise InputError(f"'{text}' is not a call: write it as it prints, for example FedBuff(buffer=20).") from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise InputError(f"'{text}' is more than one call: write it as it prints, for example FedBuff(buffer=20).")
+    return _build(name.strip(), constructor, call, defaults)
+
+
+def _named(name: str, constructors: Mapping[str, Constructor], kind: str) -> Constructor:
+    """`HFL.as_printed`, `hfl_as_printed` and `hfl-as-printed` are one name; so are `SSGD` and `s-sgd`."""
+    known = {_plain(spelled): constructor for spelled, constructor in constructors.items()}
+    if _plain(name) not in known:
+        raise InputError(
+            f"Unknown {kind} '{name.strip()}'.{nearest(name.strip(), constructors)} Known: {', '.join(constructors)}."
+        )
+    return known[_plain(name)]
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().translate(str.maketrans("", "", "-_."))
+
+
+def _build(name: str, constructor: Constructor, call: ast.Call, defaults: Mapping[str, Any]) -> Any:
+    parameters = inspect.signature(constructor).parameters
+    annotations = typing.get_type_hints(constructor)
+    if len(call.args) > len(parameters):
+        raise InputError(
+            f"{name} takes {len(parameters)} values at most, not {len(call.args)}: {', '.join(parameters)}."
+        )
+    written = dict(zip(parameters, call.args, strict=False))
+    for keyword in call.keywords:
+        if keyword.arg is None or keyword.arg not in parameters:
+            spelled = keyword.arg or "**"
+            known = f"It has: {', '.join(parameters)}." if parameters else "It has none."
+            raise InputError(f"{name} has no hyperparameter '{spelled}'.{nearest(spelled, parameters)} {known}")
+        if keyword.arg in written:
+            raise InputError(f"{name} is given {keyword.arg} twice.")
+        written[keyword.arg] = keyword.value
+    values = {key: _value(f"{name}({key}=…)", node, annotations[key]) for key, node in written.items()}
+    return constructor(**{key: value for key, value in defaults.items() if key in parameters} | values)
+
+
+def _value(where: str, node: ast.expr, annotation: Any) -> Any:
+    if annotation in PARTS:
+        return _part(where, node, PARTS[annotation])
+    allowed = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    value = _literal(where, node)
+    if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
+        value = float(value)
+    if not any(type(value) is kind for kind in allowed):
+        wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
+        raise InputError(f"{where} wants {wanted}, not {ast.unparse(node)}.")
+    return value
+
+
+def _part(where: str, node: ast.expr, parts: Iterable[type]) -> Any:
+    named = {part.__name__: part for part in parts}
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    if not isinstance(call.func, ast.Name) or call.func.id not in named:
+        written = ast.unparse(call.func)
+        raise InputError(f"{where} wants one of {', '.join(named)}, not '{written}'.{nearest(written, named)}")
+    return _build(call.func.id, named[call.func.id], call, {})
+
+
+def _literal(where: str, node: ast.expr) -> object:
+    if isinstance(node, ast.Name) and node.id == "inf":
+        return math.inf
+    try:
+        value: object = ast.literal_eval(node)
+    except (ValueError, TypeError):
+        raise InputError(f"{where} wants a plain value, not '{ast.unparse(node)}'.") from None
+    return value

@@ -1,0 +1,79 @@
+"""g = (2, −1) from w_base = (1, 2) with η = 0.5, so Δ = (−1, 0.5); the model is now at (1.1, 2): d = (0.1, 0), g·d = 0.2."""
+
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fakes import vector
+from hybridfl.algorithms.ad_sgd import Correction, Delayed, Diagonal, MeanRankOne, NoCorrection, RankOne
+from hybridfl.errors import InputError
+
+W_BASE, DELTA, ETA, W_NOW = vector(1.0, 2.0), vector(-1.0, 0.5), 0.5, vector(1.1, 2.0)
+
+
+def one_delayed(fresh: bool = False) -> Delayed:
+    return Delayed(
+        deltas=DELTA.unsqueeze(0),
+        rates=vector(ETA),
+        steps=vector(4.0),
+        offsets=(DELTA * W_BASE).sum().unsqueeze(0),
+        fresh=torch.tensor([fresh]),
+        bases=W_BASE.unsqueeze(0),
+    )
+
+
+def test_along_is_g_times_d() -> None:
+    assert_close(one_delayed().along(W_NOW), vector(0.2))
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected"),
+    [
+        (NoCorrection(), (-1.0, 0.5)),
+        (RankOne(math.inf), (-1.2, 0.6)),  # g̃ = 1.2·g = (2.4, −1.2), Δ̃ = −0.5·g̃
+        (RankOne(0.1), (-1.1, 0.55)),  # s = clip(0.2, ±0.1) = 0.1
+        (RankOne(0.0), (-1.0, 0.5)),
+        (MeanRankOne(), (-1.05, 0.525)),  # k = 4: 1 + 0.2/4
+        (Diagonal(math.inf), (-1.2, 0.5)),  # g⊙g⊙d = (0.4, 0): g̃ = (2.4, −1)
+        (Diagonal(0.1), (-1.1, 0.5)),  # g⊙d = (0.2, 0) → (0.1, 0)
+    ],
+)
+def test_corrections_by_hand(correction: Correction, expected: tuple[float, float]) -> None:
+    assert_close(correction.total(vector(1.0), one_delayed(), W_NOW), vector(*expected))
+    assert_close(correction.total(vector(0.25), one_delayed(), W_NOW), 0.25 * vector(*expected))
+
+
+def test_a_gradient_the_model_has_followed_is_damped_and_one_it_went_against_is_raised() -> None:
+    followed = W_BASE + 0.3 * DELTA
+    opposed = W_BASE - 0.3 * DELTA
+    assert RankOne(0.3).total(vector(1.0), one_delayed(), followed).norm() < DELTA.norm()
+    assert RankOne(0.3).total(vector(1.0), one_delayed(), opposed).norm() > DELTA.norm()
+
+
+def test_rank_one_is_the_outer_product_without_the_matrix() -> None:
+    generator = torch.Generator().manual_seed(0)
+    deltas, bases = torch.randn(5, 7, generator=generator), torch.randn(5, 7, generator=generator)
+    rates, shares = torch.rand(5, generator=generator) + 0.5, torch.rand(5, generator=generator)
+    now = torch.randn(7, generator=generator)
+    delayed = Delayed(deltas, rates, torch.ones(5), (deltas * bases).sum(1), torch.zeros(5, dtype=torch.bool), bases)
+    expected = torch.zeros(7)
+    for i in range(5):
+        g = -deltas[i] / rates[i]
+        hessian = torch.outer(g, g)
+        expected += shares[i] * -rates[i] * (g + hessian @ (now - bases[i]))
+    assert_close(RankOne(math.inf).total(shares, delayed, now), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("correction", [NoCorrection(), RankOne(0.3), MeanRankOne(), Diagonal(0.3)])
+def test_a_fresh_gradient_keeps_its_bits(correction: Correction) -> None:
+    assert torch.equal(correction.total(vector(1.0), one_delayed(fresh=True), W_NOW), DELTA)
+
+
+@pytest.mark.parametrize("trust", [-0.1, math.nan])
+def test_trust_must_not_be_negative(trust: float) -> None:
+    with pytest.raises(InputError, match="trust"):
+        RankOne(trust)
+    with pytest.raises(InputError, match="trust"):
+        Diagonal(trust)

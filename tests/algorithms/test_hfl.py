@@ -1,0 +1,198 @@
+import itertools
+import math
+import weakref
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from fakes import Towards, answer, arrivals, fleet_of, vector
+from hybridfl.algorithms.ad_sgd import NoCorrection, RankOne
+from hybridfl.algorithms.blend import Blend, Printed
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.local_work import ConstantRate, FullWork
+from hybridfl.algorithms.memory import Memory
+from hybridfl.algorithms.stragglers import KnownShare, Learned
+from hybridfl.errors import InputError
+from hybridfl.protocol import Inbox, Job
+from hybridfl.run import run
+from hybridfl.simulation import Simulation
+from hybridfl.timing import PerDevice
+
+CONSTANT = FullWork(learning_rate=ConstantRate(0.1))
+HALF = KnownShare(0.5)
+FLEET = fleet_of(1, 1, 2, seconds=[1.0, 1.0, 5.0])
+ONE_SLOW = KnownShare(1 / 3)
+
+
+def test_as_printed_is_the_papers_rule() -> None:
+    assert HFL.as_printed(lambda_0=0.3).merge == Blend(Printed(0.3), RankOne(math.inf), normalised=False)
+
+
+def test_a_round_waits_for_normal_devices_only() -> None:
+    algorithm = HFL(stragglers=ONE_SLOW)
+    state, outbox = algorithm.init(vector(0.0), FLEET)
+    assert [job.device for job in outbox.jobs] == [0, 1, 2]
+    assert outbox.wake_at is None
+    jobs = outbox.jobs
+    state, outbox = algorithm.step(state, arrivals(1.0, answer(jobs[0], 1.0)))
+    assert (state.version, outbox.jobs) == (0, ())
+    state, outbox = algorithm.step(state, arrivals(2.0, answer(jobs[1], 3.0)))
+    assert state.version == 1
+    assert_close(state.weights, vector(2.0))
+    assert [(job.device, job.version, job.sent_at) for job in outbox.jobs] == [(0, 1, 2.0), (1, 1, 2.0)]
+
+
+def test_late_work_is_merged_at_the_next_closing_with_its_correction() -> None:
+    """Three rounds by hand, η = 0.1 throughout, q = ¼, ¼, ½ once all were heard from."""
+    algorithm = HFL(Memory(RankOne(0.3)), ONE_SLOW, local=CONSTANT)
+    state, outbox = algorithm.init(vector(0.0), FLEET)
+    a, b, slow = outbox.jobs
+    state, outbox = algorithm.step(state, arrivals(1.0, answer(a, 0.01), answer(b, 0.03)))
+    assert_close(state.weights, vector(0.02))
+    a, b = outbox.jobs
+    state, outbox = algorithm.step(state, arrivals(1.5, answer(slow, 0.05)))  # g = −0.5, w_base = 0
+    assert (state.version, outbox.jobs, outbox.receipts[0].staleness) == (1, (), 1)
+    assert outbox.receipts[0].discarded is None
+    state, outbox = algorithm.step(state, arrivals(2.0, answer(a, 0.01), answer(b, 0.03)))
+    assert state.version == 2
+    s = -0.5 * 0.02  # g·d
+    assert_close(state.weights, vector(0.02 + 0.25 * 0.01 + 0.25 * 0.03 + 0.5 * (1 + s) * 0.05))
+    assert [job.device for job in outbox.jobs] == [0, 1, 2]  # the straggler gets the new version now
+    merged = float(state.weights)
+    a, b, slow = outbox.jobs
+    state, outbox = algorithm.step(state, arrivals(3.0, answer(a, 0.01), answer(b, 0.03)))
+    s = -0.5 * merged  # remembered, corrected from the same old model
+    assert_close(state.weights, vector(merged + 0.25 * 0.01 + 0.25 * 0.03 + 0.5 * (1 + s) * 0.05))
+
+
+def test_a_deadline_closes_a_round_and_a_normal_device_that_missed_it_is_merged_late() -> None:
+    algorithm = HFL(Memory(NoCorrection()), KnownShare(0.0), round_seconds=4.0, local=CONSTANT)
+    state, outbox = algorithm.init(vector(0.0), fleet_of(1, 1, seconds=[1.0, 1.0]))
+    assert outbox.wake_at == 4.0
+    on_time, late = outbox.jobs
+    state, outbox = algorithm.step(state, arrivals(1.0, answer(on_time, 1.0)))
+    assert (state.version, outbox.wake_at) == (0, 4.0)
+    state, outbox = algorithm.step(state, Inbox(4.0))
+    assert state.version == 1
+    assert_close(state.weights, vector(1.0))
+    assert [job.device for job in outbox.jobs] == [0]
+    (on_time,) = outbox.jobs
+    state, outbox = algorithm.step(state, arrivals(5.0, answer(on_time, 1.0), answer(late, 4.0)))
+    assert state.version == 2
+    assert [receipt.staleness for receipt in outbox.receipts] == [0, 1]
+    assert_close(state.weights, vector(1.0 + 0.5 * 1.0 + 0.5 * 4.0))
+
+
+def test_without_any_normal_device_rounds_close_by_the_deadline_alone() -> None:
+    algorithm = HFL(stragglers=KnownShare(1.0), round_seconds=2.0, local=CONSTANT)
+    fleet = fleet_of(1, 1, seconds=[3.0, 5.0])
+    simulation = Simulation(fleet, Towards(), PerDevice((3.0, 5.0)))
+    closings: list[float] = []
+    for moment in run(algorithm, simulation, *algorithm.init(vector(1.0), fleet)):
+        if moment.state.version > len(closings):
+            closings.append(moment.inbox.now)
+        if moment.inbox.now >= 12:
+            break
+    # Answers at 3 and 5, then every device again 3 s or 5 s after the closing that sent it: 4 → 7, 6 → 11, 8 → 11;
+    # at 11 everybody has answered and there is nothing left to wait for.
+    assert closings == [4.0, 6.0, 8.0, 11.0]
+
+
+def test_without_normal_devices_and_deadline_it_says_what_to_do() -> None:
+    with pytest.raises(InputError, match="give round_seconds"):
+        HFL(stragglers=KnownShare(1.0)).init(vector(0.0), FLEET)
+
+
+def test_a_deadline_without_arrivals_makes_no_version() -> None:
+    algorithm = HFL(stragglers=HALF, round_seconds=2.0)
+    state, outbox = algorithm.init(vector(0.0), fleet_of(1, 1, seconds=[1.0, 9.0]))
+    state, outbox = algorithm.step(state, Inbox(2.0))
+    assert (state.version, outbox.jobs, outbox.wake_at) == (0, (), 4.0)
+
+
+def test_a_lost_job_frees_its_device_at_the_next_closing() -> None:
+    algorithm = HFL(stragglers=ONE_SLOW)
+    state, outbox = algorithm.init(vector(0.0), FLEET)
+    jobs = outbox.jobs
+    state, outbox = algorithm.step(state, Inbox(0.5, lost=(jobs[0], jobs[2])))
+    assert outbox.jobs == ()
+    state, outbox = algorithm.step(state, arrivals(1.0, answer(jobs[1], 1.0)))
+    assert state.version == 1
+    assert [job.device for job in outbox.jobs] == [0, 1, 2]
+
+
+def test_if_all_is_lost_everyone_starts_again() -> None:
+    algorithm = HFL(stragglers=ONE_SLOW)
+    state, outbox = algorithm.init(vector(0.0), FLEET)
+    state, outbox = algorithm.step(state, Inbox(3.0, lost=outbox.jobs))
+    assert (state.version, [job.sent_at for job in outbox.jobs]) == (0, [3.0, 3.0, 3.0])
+
+
+class Changing:
+    """Device 1 takes `before` seconds for jobs sent until `at`, `after` for later ones; all others take 1 s."""
+
+    def __init__(self, before: float, after: float, at: float) -> None:
+        self._before, self._after, self._at = before, after, at
+
+    def __call__(self, job: Job) -> float:
+        return 1.0 if job.device != 1 else self._before if job.sent_at < self._at else self._after
+
+
+def closings_with(timing: Changing, until: float) -> list[tuple[float, bool]]:
+    """(when a round closed, whether device 1 was normal for the next) under the learned judgement."""
+    algorithm = HFL(stragglers=Learned(smoothing=0.3, fastest=0.5, slack=1.5), local=CONSTANT)
+    fleet = fleet_of(1, 1, 1, 1)
+    closings: list[tuple[float, bool]] = []
+    for moment in run(algorithm, Simulation(fleet, Towards(), timing), *algorithm.init(vector(1.0), fleet)):
+        if moment.state.version > len(closings):
+            closings.append((moment.inbox.now, 1 in moment.state.awaited))
+        if moment.inbox.now >= until:
+            return closings
+    raise AssertionError
+
+
+def test_the_first_round_finds_the_pace_and_stragglers_do_not_hold_the_next() -> None:
+    """The fastest half answers at 1 s, so the round ends at 1.5 s; from then on device 1 is not waited for."""
+    closings = closings_with(Changing(before=7.0, after=7.0, at=0.0), until=6.0)
+    assert closings[:4] == [(1.5, False), (2.5, False), (3.5, False), (4.5, False)]
+
+
+def test_a_normal_device_that_slows_down_holds_up_one_round_for_its_slack_only() -> None:
+    closings = closings_with(Changing(before=1.0, after=9.0, at=5.0), until=40.0)
+    times = [at for at, _ in closings]
+    assert times[:6] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.5]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert max(gaps) == 1.5
+    assert sum(gap > 1.0 for gap in gaps) < 12  # until its first slow answer is in, it is waited for up to the slack
+    assert not closings[-1][1]
+
+
+def test_a_straggler_that_speeds_up_joins_the_normal_devices() -> None:
+    closings = closings_with(Changing(before=6.0, after=1.0, at=10.0), until=40.0)
+    assert not closings[1][1]
+    assert closings[-1][1]
+
+
+def test_old_models_live_exactly_as_long_as_a_job_that_was_sent_them() -> None:
+    algorithm = HFL(stragglers=KnownShare(0.5))
+    fleet = fleet_of(1, 1, 1, 1, seconds=[1.0, 1.0, 4.0, 7.0])
+    simulation = Simulation(fleet, Towards(), PerDevice((1.0, 1.0, 4.0, 7.0)))
+    versions: dict[int, weakref.ref[torch.Tensor]] = {}
+    most = 0
+    for moment in run(algorithm, simulation, *algorithm.init(torch.zeros(3), fleet)):
+        versions |= {job.version: weakref.ref(job.weights) for job in moment.outbox.jobs}
+        alive = {version for version, weights in versions.items() if weights() is not None}
+        needed = {job.version for job in (*simulation.in_flight, *moment.outbox.jobs)}
+        needed |= {update.job.version for update in (*moment.inbox.updates, *moment.state.waiting)}
+        assert alive <= needed | {moment.state.version}
+        most = max(most, len(alive))
+        if moment.inbox.now >= 60:
+            break
+    assert moment.state.version == 60
+    assert 3 <= most <= 5
+
+
+def test_bad_round_seconds() -> None:
+    with pytest.raises(InputError, match="round_seconds=0"):
+        HFL(round_seconds=0)

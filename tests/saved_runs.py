@@ -1,0 +1,83 @@
+"""Small runs with numbers known by heart, for the tests of what reads result folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hybridfl.records import Arrival, Record, RunFolder, SavedRun
+
+
+def record(version: int, seconds: float, accuracy: float = 0.5, **more: Any) -> Record:
+    """An evaluation whose train loss is 1 + accuracy, whose test loss is 2 + accuracy."""
+    values: dict[str, Any] = {
+        "wall_seconds": 0.0,
+        "merged": version,
+        "mean_staleness": math.nan,
+        "max_staleness": 0,
+        "train_loss": 1 + accuracy,
+        "test_loss": 2 + accuracy,
+        "test_accuracy": accuracy,
+        "normal_accuracy": accuracy + 0.1,
+        "straggler_accuracy": accuracy - 0.1,
+        "bytes_sent": 0,
+        "bytes_received": 0,
+        "discarded": 0,
+    }
+    return Record(version=version, seconds=seconds, **(values | more))
+
+
+def saved(
+    label: str,
+    records: Sequence[Record],
+    arrivals: Sequence[Arrival] = (),
+    seed: int = 0,
+    algorithm: str = "HFL()",
+    **config: Any,
+) -> SavedRun:
+    """A run of ten virtual seconds."""
+    values = {
+        "label": label,
+        "algorithm": algorithm,
+        "task": {"name": "toy", "devices": 3},
+        "timing": f"PaperDelays(devices=3, seed={seed})",
+        "seconds": 10,
+        "rounds": None,
+        "evaluate_every": None,
+        "seed": seed,
+        "versions": {"python": "3"},
+    }
+    return SavedRun(values | config, tuple(records), tuple(arrivals))
+
+
+def write(folder: Path, *runs: SavedRun) -> Path:
+    """Each run in a folder of its own below `folder`."""
+    for place, run in enumerate(runs):
+        with RunFolder(folder / f"{place}", run.config) as files:
+            files.write(run.records[0], run.arrivals)
+            for each in run.records[1:]:
+                files.write(each, ())
+    return folder
+
+
+def comparison() -> list[SavedRun]:
+    """HFL ends at 0.75 with two seeds, FedAvg at 0.4 after throwing one update away, S-SGD at 0.9."""
+    hfl = [
+        saved(
+            "hfl",
+            [record(0, 0, 0.1), record(1, 1, 0.5), record(2, 2, 0.6 + seed / 10), record(9, 10, 0.7 + seed / 10)],
+            [Arrival(0, 0, 0, 1, 0, None), Arrival(1, 0, 0, 1.5, 1, None), Arrival(0, 1, 1, 2, 0, None)],
+            seed=seed,
+        )
+        for seed in (0, 1)
+    ]
+    fedavg = saved(
+        "fedavg",
+        [record(0, 0, 0.1), record(1, 3, 0.2), record(2, 10, 0.4, discarded=1)],
+        [Arrival(0, 0, 0, 1, 0, None), Arrival(2, 0, 0, 3, 0, None), Arrival(1, 0, 0, 4, 1, "late")],
+        algorithm="FedAvg()",
+    )
+    ssgd = saved("s-sgd", [record(0, 0, 0.1), record(1, 10, 0.9)], [Arrival(0, 0, 0, 1, 0, None)], algorithm="SSGD()")
+    return [*hfl, fedavg, ssgd]

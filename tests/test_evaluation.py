@@ -1,0 +1,96 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hybridfl.data.federated import Samples
+from hybridfl.errors import InputError
+from hybridfl.evaluation import Evaluation, ModuleForward
+from hybridfl.models import LogisticRegression
+from hybridfl.protocol import Vector
+from hybridfl.training import cross_entropy
+
+ROWS = torch.zeros(10, 1)
+NORMAL, STRAGGLER = False, True
+
+
+def look_up(weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Row r has loss r, and is predicted right if r is even."""
+    numbers = torch.from_numpy(rows)
+    return numbers.float(), numbers % 2 == 0
+
+
+def devices(*rows: list[int]) -> Samples:
+    """Device i holds `rows[i]`."""
+    offsets = np.cumsum([0, *(len(own) for own in rows)])
+    return Samples(ROWS, ROWS, np.array([row for own in rows for row in own], dtype=np.int64), offsets)
+
+
+def test_scores_by_hand() -> None:
+    """A sample counts as much as any other, whatever its device: device 0 has three of the four training samples."""
+    train, test = devices([0, 1, 2], [5], [9]), devices([2, 3, 4, 6], [7, 8], [])
+    scores = Evaluation(look_up, train, test, np.array([NORMAL, STRAGGLER, STRAGGLER]))(torch.zeros(2))
+    assert scores.train_loss == pytest.approx((0 + 1 + 2 + 5 + 9) / 5)
+    assert scores.test_loss == pytest.approx((2 + 3 + 4 + 6 + 7 + 8) / 6)
+    assert scores.test_accuracy == pytest.approx(4 / 6)
+    assert scores.normal_accuracy == pytest.approx(3 / 4)
+    assert scores.straggler_accuracy == pytest.approx(1 / 2)
+
+
+def test_the_l2_term_is_part_of_the_training_loss_only() -> None:
+    evaluate = Evaluation(look_up, devices([4]), devices([6]), np.array([NORMAL]), l2=0.1)
+    scores = evaluate(torch.tensor([1.0, -2.0]))
+    assert scores.train_loss == pytest.approx(4 + 0.1 * 5)
+    assert scores.test_loss == 6
+
+
+@pytest.mark.parametrize("kind", [NORMAL, STRAGGLER])
+def test_the_accuracy_of_nobody_is_nan(kind: bool) -> None:
+    scores = Evaluation(look_up, devices([0], [1]), devices([2], [3]), np.array([kind, kind]))(torch.zeros(2))
+    found = {NORMAL: scores.normal_accuracy, STRAGGLER: scores.straggler_accuracy}
+    assert found[kind] == 0.5
+    assert math.isnan(found[not kind])
+
+
+def test_without_test_samples_the_test_scores_are_nan() -> None:
+    scores = Evaluation(look_up, devices([1]), devices([]), np.array([NORMAL]))(torch.zeros(2))
+    assert scores.train_loss == 1
+    assert math.isnan(scores.test_loss)
+    assert math.isnan(scores.test_accuracy)
+
+
+def test_forward_by_hand() -> None:
+    """Logits of x are (−x, x): p(class 1) = 1 / (1 + exp(−2x))."""
+    samples = Samples.from_devices([(torch.tensor([[1.0], [-1.0], [0.5]]), torch.tensor([1, 1, 0]))])
+    forward = ModuleForward(LogisticRegression(1, 2), cross_entropy)
+    losses, right = forward(torch.tensor([-1.0, 1.0, 0.0, 0.0]), samples, np.array([2, 0, 1]))
+    assert losses.tolist() == pytest.approx([math.log(1 + math.exp(margin)) for margin in (1, -2, 2)], abs=1e-6)
+    assert right.tolist() == [False, True, False]
+
+
+def test_many_rows_are_scored_like_few() -> None:
+    draw = torch.Generator().manual_seed(0)
+    samples = Samples.from_devices([(torch.randn(20_000, 1, generator=draw), torch.zeros(20_000, dtype=torch.int64))])
+    forward, weights = ModuleForward(LogisticRegression(1, 2), cross_entropy), torch.tensor([-1.0, 1.0, 0.0, 0.0])
+    losses, right = forward(weights, samples, samples.index)
+    for rows in (samples.index[:10], samples.index[8187:8197], samples.index[-10:]):
+        few_losses, few_right = forward(weights, samples, rows)
+        torch.testing.assert_close(losses[rows], few_losses, rtol=1e-6, atol=1e-6)
+        assert torch.equal(right[rows], few_right)
+
+
+def test_forward_refuses_a_loss_that_is_one_number_for_all() -> None:
+    samples = Samples.from_devices([(torch.zeros(3, 1), torch.tensor([0, 1, 1]))])
+    forward = ModuleForward(LogisticRegression(1, 2), torch.nn.functional.cross_entropy)
+    with pytest.raises(InputError, match="reduction='none'"):
+        forward(torch.zeros(4), samples, samples.index)
+
+
+def test_forward_leaves_no_gradient_behind() -> None:
+    samples = Samples.from_devices([(torch.zeros(3, 1), torch.tensor([0, 1, 1]))])
+    weights = torch.zeros(4, requires_grad=True)
+    losses, _ = ModuleForward(LogisticRegression(1, 2), cross_entropy)(weights, samples, samples.index)
+    assert not losses.requires_grad

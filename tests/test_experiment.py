@@ -1,0 +1,178 @@
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.local_work import ConstantRate, FullWork
+from hybridfl.algorithms.sampling import Everyone, FirstOf, Uniform
+from hybridfl.algorithms.ssgd import SSGD
+from hybridfl.errors import InputError
+from hybridfl.experiment import Run, Task, execute, forward_for, save, simulate, trainer_for
+from hybridfl.models import LogisticRegression
+from hybridfl.records import load
+from hybridfl.tasks import Synthetic, SyntheticIID
+from hybridfl.timing import ConstantSeconds, PaperDelays
+from hybridfl.training import LocalSGD, cross_entropy
+
+TASK = Synthetic(1, 1).build(devices=10, seed=0)
+TIMING = PaperDelays(10, 0.5, 4)
+LOCAL = FullWork(epochs=1)
+
+
+def last(algorithm: Any, **budget: Any) -> Any:
+    return simulate(TASK, algorithm, TIMING, **budget)[-1]
+
+
+def test_a_run_ends_after_its_rounds() -> None:
+    assert last(HFL(local=LOCAL), rounds=7).version == 7
+
+
+def test_a_run_ends_after_its_seconds() -> None:
+    record = last(HFL(local=LOCAL), seconds=9)
+    assert record.seconds <= 9
+    assert record.version == 8  # the first round takes 1.5 s to find the pace, the others 1 s
+
+
+def test_whichever_limit_comes_first() -> None:
+    assert last(HFL(local=LOCAL), seconds=100, rounds=3).version == 3
+    assert last(HFL(local=LOCAL), seconds=4, rounds=300).version == 3
+
+
+def test_records_are_made_of_the_first_version_in_every_stretch() -> None:
+    records = simulate(TASK, HFL(local=LOCAL), TIMING, seconds=20, evaluate_every=5)
+    assert [record.seconds for record in records] == [0.0, 1.5, 5.5, 10.5, 15.5]
+    assert [record.version for record in records] == [0, 1, 5, 10, 15]
+
+
+def test_the_first_record_is_the_untrained_model() -> None:
+    first = simulate(TASK, HFL(local=LOCAL), TIMING, rounds=1)[0]
+    assert first.train_loss == pytest.approx(math.log(10))
+    assert (first.version, first.merged, first.bytes_received) == (0, 0, 0)
+    assert first.bytes_sent == 10 * 610 * 4
+    assert math.isnan(first.mean_staleness)
+
+
+def test_counts_by_hand() -> None:
+    """Everyone, 10 devices, two rounds: 10 sent at the start and after each round; 20 received and merged."""
+    record = simulate(TASK, FedAvg(Everyone(), LOCAL), TIMING, rounds=2)[-1]
+    assert (record.merged, record.discarded) == (20, 0)
+    assert (record.bytes_sent, record.bytes_received) == (30 * 2440, 20 * 2440)
+    assert (record.mean_staleness, record.max_staleness) == (0.0, 0)
+
+
+def test_staleness_of_hfl_is_what_the_delays_say() -> None:
+    """A straggler that takes 1 + τ s of 1 s rounds is τ versions behind."""
+    snapshots = list(execute(Run(TASK, HFL(local=LOCAL), TIMING, seconds=40)))
+    late = [a for s in snapshots for a in s.arrivals if a.version > 0]
+    assert late
+    for arrival in late:
+        assert arrival.staleness == TIMING.expected_seconds[arrival.device] - 1
+    assert sum(len(s.arrivals) for s in snapshots) == snapshots[-1].record.merged
+
+
+def test_discarded_work_is_counted_and_named() -> None:
+    snapshots = list(execute(Run(TASK, FedAvg(FirstOf(2, 6), LOCAL), TIMING, seconds=30)))
+    reasons = [a.discarded for s in snapshots for a in s.arrivals if a.discarded]
+    assert set(reasons) <= {"late", "round full"}
+    assert snapshots[-1].record.discarded == len(reasons) > 0
+
+
+def test_hfl_discards_nothing() -> None:
+    record = last(HFL(local=LOCAL), seconds=30)
+    assert record.discarded == 0
+    assert record.merged * 2440 == record.bytes_received
+
+
+def test_ssgd_trains_on_all_data_in_one_place_and_is_scored_by_device() -> None:
+    record = last(SSGD(LOCAL), rounds=3)
+    assert (record.seconds, record.merged) == (3.0, 3)
+    assert not math.isnan(record.straggler_accuracy)
+    assert record.test_accuracy > last(HFL(local=LOCAL), rounds=3).test_accuracy
+
+
+def test_a_run_leaves_its_configuration_records_and_arrivals(tmp_path: Path) -> None:
+    plan = Run(TASK, HFL(local=LOCAL), TIMING, rounds=5, seed=4, label="mine")
+    kept = list(save(plan, tmp_path / "run"))
+    saved = load(tmp_path / "run")
+    assert repr(list(saved.records)) == repr(kept)
+    assert saved.records[-1].merged == len(saved.arrivals)
+    assert saved.label == "mine"
+    config = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert config["algorithm"] == repr(plan.algorithm)
+    assert config["seed"] == 4
+    assert {"python", "torch", "numpy", "hybridfl"} <= set(config["versions"])
+    assert config["task"]["parameters"] == 610
+
+
+def test_the_checksum_tells_tasks_apart() -> None:
+    assert TASK.describe() == Synthetic(1, 1).build(10, 0).describe()
+    assert TASK.describe()["checksum"] != Synthetic(1, 1).build(10, 1).describe()["checksum"]
+    assert TASK.describe()["checksum"] != SyntheticIID().build(10, 0).describe()["checksum"]
+
+
+def test_a_run_that_cannot_start_writes_nothing(tmp_path: Path) -> None:
+    plan = Run(TASK, FedAvg(Uniform(11)), TIMING, rounds=1)
+    with pytest.raises(InputError, match="11 participants"):
+        list(save(plan, tmp_path / "run"))
+    with pytest.raises(InputError, match="11 participants"):
+        plan.check()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loss_that_is_not_by_sample_writes_nothing(tmp_path: Path) -> None:
+    task = dataclasses.replace(TASK, loss=nn.functional.cross_entropy)
+    with pytest.raises(InputError, match="reduction='none'"):
+        list(save(Run(task, HFL(), TIMING, rounds=1), tmp_path / "run"))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [
+        ({}, "no end"),
+        ({"seconds": 0}, "seconds=0"),
+        ({"rounds": -1}, "rounds=-1"),
+        ({"rounds": 1, "evaluate_every": 0}, "0"),
+    ],
+)
+def test_bad_budgets(budget: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Run(TASK, HFL(), TIMING, **budget)
+
+
+def test_a_timing_for_another_fleet_is_refused() -> None:
+    with pytest.raises(InputError, match="7 devices, but the task has 10"):
+        Run(TASK, HFL(), ConstantSeconds(7), rounds=1)
+
+
+def test_a_users_own_model_and_tensors() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(30 + device, 4, generator=generator) for device in range(6)]
+    devices = [(x, (x.sum(1) > 0).long()) for x in inputs]
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    task = Task.from_devices(devices, model)
+    assert isinstance(trainer_for(task, 0), LocalSGD)
+    algorithm = HFL(local=FullWork(batch_size=8, learning_rate=ConstantRate(0.05)))
+    records = simulate(task, algorithm, PaperDelays(6, 0.5, 3), seconds=15)
+    assert records[-1].test_accuracy > 0.8
+    assert records[-1].train_loss < records[0].train_loss
+
+
+def test_the_closed_form_is_taken_for_logistic_regression_only() -> None:
+    pytest.importorskip("numba")
+    assert type(trainer_for(TASK, 0)).__name__ == "SoftmaxSGD"
+    assert type(forward_for(TASK)).__name__ == "SoftmaxForward"
+
+    class Mine(LogisticRegression):
+        """A subclass may compute anything."""
+
+    assert isinstance(trainer_for(dataclasses.replace(TASK, model=Mine(60, 10)), 0), LocalSGD)
+    squared = dataclasses.replace(TASK, loss=lambda outputs, targets: cross_entropy(outputs, targets) ** 2)
+    assert isinstance(trainer_for(squared, 0), LocalSGD)

@@ -1,0 +1,161 @@
+import json
+import math
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from hybridfl.errors import InputError
+from hybridfl.records import Arrival, Config, Record, RunFolder, check_folder, load, load_all
+
+CONFIG: Config = {"label": "HFL", "seed": 3, "task": {"name": "synthetic", "l2": 1e-4}, "versions": {"torch": "2.4"}}
+FIRST = Record(
+    version=1,
+    seconds=1.5,
+    wall_seconds=0.012,
+    merged=10,
+    mean_staleness=0.1,
+    max_staleness=3,
+    train_loss=2.302585092994046,
+    test_loss=1 / 3,
+    test_accuracy=0.25,
+    normal_accuracy=0.5,
+    straggler_accuracy=0.125,
+    bytes_sent=24400,
+    bytes_received=2440,
+    discarded=2,
+)
+SECOND = replace(FIRST, version=2, seconds=2.5)
+MERGED = Arrival(device=4, version=0, sent_at=0.0, arrived_at=1.5, staleness=1, discarded=None)
+DISCARDED = Arrival(device=7, version=0, sent_at=0.5, arrived_at=2.5, staleness=2, discarded="late")
+
+
+def write(folder: Path, *records: Record, config: Config = CONFIG) -> None:
+    with RunFolder(folder, config) as files:
+        for record in records:
+            files.write(record, (MERGED, DISCARDED))
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    write(tmp_path / "run", FIRST, SECOND)
+    saved = load(tmp_path / "run")
+    assert saved.config == CONFIG
+    assert saved.records == (FIRST, SECOND)
+    assert saved.arrivals == (MERGED, DISCARDED, MERGED, DISCARDED)
+    assert (saved.label, saved.seed) == ("HFL", 3)
+
+
+def test_nan_is_written_as_null_and_read_as_nan(tmp_path: Path) -> None:
+    write(tmp_path, replace(FIRST, mean_staleness=math.nan, straggler_accuracy=math.nan))
+    row = json.loads((tmp_path / "records.jsonl").read_text())
+    assert (row["mean_staleness"], row["straggler_accuracy"]) == (None, None)
+    [record] = load(tmp_path).records
+    assert math.isnan(record.mean_staleness)
+    assert math.isnan(record.straggler_accuracy)
+    assert record.test_loss == FIRST.test_loss
+
+
+def test_a_record_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    with RunFolder(tmp_path, CONFIG) as files:
+        files.write(FIRST, (MERGED,))
+        assert load(tmp_path).records == (FIRST,)
+        assert load(tmp_path).arrivals == (MERGED,)
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "arrivals.jsonl"])
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path, name: str) -> None:
+    write(tmp_path, FIRST, SECOND)
+    whole = (tmp_path / name).read_text()
+    (tmp_path / name).write_text(whole[:-20])
+    saved = load(tmp_path)
+    assert saved.records == ((FIRST,) if name == "records.jsonl" else (FIRST, SECOND))
+    assert len(saved.arrivals) == (4 if name == "records.jsonl" else 3)
+
+
+def test_a_run_that_stopped_before_its_first_record_has_none(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "arrivals.jsonl").unlink()
+    saved = load(tmp_path)
+    assert (saved.records, saved.arrivals) == ((), ())
+
+
+def test_the_same_configuration_may_be_run_again_and_starts_afresh(tmp_path: Path) -> None:
+    write(tmp_path, FIRST, SECOND)
+    write(tmp_path, FIRST)
+    assert load(tmp_path).records == (FIRST,)
+
+
+def test_versions_of_packages_do_not_make_another_configuration(tmp_path: Path) -> None:
+    write(tmp_path, FIRST)
+    check_folder(tmp_path, {**CONFIG, "versions": {"torch": "9.9"}})
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"seed": 4}, r"seed was 3, now 4"), ({"task": {"name": "mnist"}}, r"task was {.*synthetic.*}, now {.*mnist.*}")],
+)
+def test_another_configuration_is_refused_and_nothing_is_lost(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    write(tmp_path, FIRST)
+    with pytest.raises(InputError, match=words):
+        write(tmp_path, SECOND, config={**CONFIG, **change})
+    assert load(tmp_path).records == (FIRST,)
+
+
+def test_a_setting_that_the_folder_does_not_know_makes_another_configuration(tmp_path: Path) -> None:
+    write(tmp_path, FIRST)
+    with pytest.raises(InputError, match="rounds was None, now 10"):
+        check_folder(tmp_path, {**CONFIG, "rounds": 10})
+
+
+@pytest.mark.parametrize("below", [".", "run", "deep/run"])
+def test_a_file_in_the_way_is_refused(tmp_path: Path, below: str) -> None:
+    (tmp_path / "taken").write_text("mine")
+    with pytest.raises(InputError, match=r"taken' is a file, not a folder: choose another --out"):
+        write(tmp_path / "taken" / below, FIRST)
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+def test_a_run_json_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(InputError, match=r"run.json' is not JSON"):
+        check_folder(tmp_path, CONFIG)
+
+
+def test_checking_a_folder_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_folder(tmp_path / "new" / "run", CONFIG)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_load_all_finds_runs_at_any_depth_in_the_order_of_their_paths(tmp_path: Path) -> None:
+    for name in ("b/seed-1", "a", "b/seed-0"):
+        write(tmp_path / name, FIRST, config={**CONFIG, "label": name})
+    assert [saved.label for saved in load_all(tmp_path)] == ["a", "b/seed-0", "b/seed-1"]
+
+
+def test_load_all_leaves_out_runs_without_a_record(tmp_path: Path) -> None:
+    write(tmp_path / "a", FIRST, config={**CONFIG, "label": "a"})
+    write(tmp_path / "b", config={**CONFIG, "label": "b"})
+    assert [saved.label for saved in load_all(tmp_path)] == ["a"]
+
+
+def test_load_all_refuses_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"There is no folder .*nowhere"):
+        load_all(tmp_path / "nowhere")
+
+
+def test_load_all_refuses_a_folder_without_results(tmp_path: Path) -> None:
+    write(tmp_path / "empty")
+    for folder in (tmp_path, tmp_path / "empty"):
+        with pytest.raises(InputError, match="holds no results"):
+            load_all(folder)
+
+
+def test_every_line_is_json_by_the_letter(tmp_path: Path) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    write(tmp_path, replace(FIRST, mean_staleness=math.nan))
+    rows = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert list(rows[0]) == list(asdict(FIRST))

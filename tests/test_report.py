@@ -1,0 +1,213 @@
+import itertools
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+import pytest
+
+from hybridfl import plots, report
+from hybridfl.errors import InputError
+from hybridfl.records import Arrival, SavedRun
+from hybridfl.report import check_comparable, cut_off, headline, percent, render, write_report
+from hybridfl.summary import summarise
+from saved_runs import comparison, record, saved, write
+
+EVIL = "<script>alert('1')</script>"
+
+
+class Page(HTMLParser):
+    """What a browser sees: tags with their attributes, text outside scripts, and the figures."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self._scripts: list[str] = []
+        self._in_script = False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in_script = tag == "script"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_script = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_script:
+            self._scripts.append(data)
+        else:
+            self.text += data
+
+    @property
+    def figures(self) -> dict[str, dict[str, Any]]:
+        return json.loads(next(script for script in self._scripts if script.startswith("{")))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def without_plotly_js(monkeypatch: pytest.MonkeyPatch) -> None:
+    """plotly.js is 5 MB of other people's text."""
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")
+
+
+def words(*runs: SavedRun, target: float = math.nan) -> str:
+    """The headline without its tags."""
+    sentences = headline(runs, summarise(runs, target), target)
+    return re.sub(r"<[^>]+>", "", sentences).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_a_report_is_one_page_with_figures_for_print_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plots, "FIGURES", {"staleness": plots.staleness})
+    page = write_report(write(tmp_path, *comparison()))
+    assert page == tmp_path / "report.html"
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"staleness.svg", "staleness.pdf"}
+    assert "plotly.js v" in page.read_text(encoding="utf-8")[:20_000], "it is in the page"
+    assert page.stat().st_size < 7_000_000
+
+
+@pytest.mark.usefixtures("without_plotly_js")
+class TestPage:
+    def test_nothing_is_loaded_from_anywhere(self) -> None:
+        text = render(comparison())
+        links = [values.get(name) for _, values in Page(text).tags for name in ("src", "href") if name in values]
+        assert links == ["figures/"]
+        assert "http" not in text
+        assert "url(" not in text
+        assert "@import" not in text
+
+    def test_every_choice_has_a_figure_that_plotly_accepts(self) -> None:
+        page = Page(render(comparison()))
+        radios: dict[str, list[str]] = {}
+        for tag, values in page.tags:
+            if tag == "input" and values["type"] == "radio":
+                radios.setdefault(str(values["name"]), []).append(str(values["value"]))
+        panels = [str(values["data-panel"]) for tag, values in page.tags if "data-panel" in values]
+        assert panels == ["curves", "stragglers", "staleness", "timeline"]
+        for panel in panels:
+            choices = [values for name, values in radios.items() if name.rsplit("-", 1)[0] == panel]
+            assert set(page.figures[panel]) == {" ".join(choice) for choice in itertools.product(*choices)}
+            for figure in page.figures[panel].values():
+                go.Figure(figure)
+
+    def test_what_comes_from_files_is_escaped(self) -> None:
+        run = saved(
+            EVIL,
+            [record(0, 0, 0.1), record(1, 1)],
+            [Arrival(0, 0, 0, 1, 0, None), Arrival(1, 0, 0, 2, 0, EVIL)],
+            algorithm=EVIL,
+            task={"name": EVIL},
+            timing=EVIL,
+            versions={EVIL: EVIL},
+        )
+        text = render([run])
+        page = Page(text)
+        assert EVIL not in text
+        assert [tag for tag, _ in page.tags].count("script") == 3
+        assert page.text.count(EVIL) >= 8, "it is there to read, though"
+        assert EVIL not in json.dumps(page.figures), "plotly.js reads labels as HTML, too"
+
+    def test_a_table_row(self) -> None:
+        text = Page(render(comparison(), target=0.5)).text.replace("\N{NO-BREAK SPACE}", " ")
+        assert "hfl75.0 % ± 7.11.0> 10.0 ×65.0 %0" in text
+        assert "fedavg40.0 %––30.0 %1 (33 %)" in text
+        assert "s-sgd upper bound90.0 %10.0–80.0 %0" in text
+        assert "last 15 %" in text
+        assert "a test accuracy of 50.0 %, as given" in text
+
+    def test_the_default_target_is_explained(self) -> None:
+        text = Page(render(comparison())).text.replace("\N{NO-BREAK SPACE}", " ")
+        assert "a test accuracy of 71.2 %, 95 % of the best final accuracy" in text
+
+    def test_the_configuration_names_every_value_once(self) -> None:
+        text = Page(render(comparison())).text
+        assert "PaperDelays(devices=3, seed=0)PaperDelays(devices=3, seed=1)" in text
+        assert "seed0, 1" in text
+        assert "task devices3" in text
+
+    @pytest.mark.parametrize(
+        ("run", "panels"),
+        [
+            (comparison()[0], ["curves", "stragglers", "staleness", "timeline"]),
+            (saved("hfl", [record(0, 0)]), ["curves", "stragglers"]),
+            (saved("hfl", [record(0, 0, 0.1), record(1, 9, straggler_accuracy=math.nan)]), ["curves"]),
+            (saved("ssgd", [record(0, 0), record(1, 9)], algorithm="SSGD()"), ["curves", "stragglers"]),
+            (
+                saved("a", [record(0, 0, 0.1), record(1, 9, test_loss=math.inf)], [Arrival(0, 0, 0, 1, 0, "late")]),
+                ["curves", "stragglers", "timeline"],
+            ),
+        ],
+        ids=["one run", "one record", "no stragglers", "S-SGD alone", "all discarded"],
+    )
+    def test_a_page_of_one_run_shows_what_there_is(self, run: SavedRun, panels: list[str]) -> None:
+        page = Page(render([run], target=0.9))
+        assert list(page.figures) == panels
+        assert "nan" not in page.text.lower()
+        for panel in page.figures.values():
+            for figure in panel.values():
+                go.Figure(figure)
+
+    def test_a_run_cut_off_after_its_first_record_reaches_its_own_target_at_once(self) -> None:
+        assert list(Page(render([saved("hfl", [record(0, 0)])])).figures) == ["curves", "stragglers"]
+
+
+def test_the_headline_compares_with_the_best_rival_and_with_fedavg() -> None:
+    assert words(*comparison(), target=0.5) == (
+        "hfl ends at a test accuracy of 75.0 % ± 7.1 over 2 seeds, ahead of fedavg at 40.0 %. "
+        "It reaches the target of 50.0 % after 1.0 virtual seconds; FedAvg does not, in a run 10.0 × as long. "
+        "On the stragglers' data it reaches 65.0 %; the best of the others there, fedavg, 30.0 %. "
+        "With all the data in one place, s-sgd reaches 90.0 %: the upper bound."
+    )
+    assert "FedAvg needs 3.0 × as long." in words(*comparison(), target=0.2)
+    assert "It does not reach the target of 95.0 %." in words(*comparison(), target=0.95)
+
+
+def test_the_headline_of_a_loser_says_so() -> None:
+    better = saved("fedbuff", [record(0, 0, 0.9)], algorithm="FedBuff()")
+    assert words(better, saved("hfl", [record(0, 0, 0.4)])).startswith(
+        "hfl ends at a test accuracy of 40.0 %, behind fedbuff at 90.0 %."
+    )
+
+
+def test_the_headline_of_one_run_compares_with_nothing() -> None:
+    run = saved("fedavg", [record(0, 0, 0.1), record(1, 9, 0.4, straggler_accuracy=math.nan)], algorithm="FedAvg()")
+    assert words(run) == "fedavg ends at a test accuracy of 40.0 %."
+    assert words(run, target=0.3).endswith("It reaches the target of 30.0 % after 9.0 virtual seconds.")
+
+
+def test_a_run_that_was_cut_off_is_pointed_out() -> None:
+    runs = [
+        saved("short", [record(0, 0), record(1, 4)]),
+        saved("whole", [record(0, 0), record(1, 8.5)]),
+        saved("enough rounds", [record(0, 0), record(5, 1)], rounds=5),
+        saved("few rounds", [record(0, 0), record(4, 1)], rounds=5, seconds=None),
+    ]
+    assert cut_off(runs) == [
+        "short, seed 0: no record after 4 of 10 virtual seconds.",
+        "few rounds, seed 0: no record after version 4 of 5.",
+    ]
+
+
+def test_different_experiments_are_not_averaged() -> None:
+    one = saved("hfl", [record(0, 0)])
+    with pytest.raises(InputError, match=r"'results' holds runs of several tasks \(toy, mnist\)"):
+        check_comparable([one, saved("hfl", [record(0, 0)], task={"name": "mnist"})], Path("results"))
+    with pytest.raises(InputError, match="'results' holds 2 runs of 'hfl' with seed 0"):
+        check_comparable([one, one], Path("results"))
+
+
+@pytest.mark.parametrize("missing", ["plotly", "matplotlib"])
+def test_a_missing_extra_is_named(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "find_spec", lambda name: None if name == missing else object())
+    with pytest.raises(InputError) as caught:
+        write_report(write(tmp_path, *comparison()))
+    assert str(caught.value) == "The report needs plotly and matplotlib: pip install 'hybridfl[report]'."
+
+
+def test_percent() -> None:
+    assert percent(0.7126) == "71.3\N{NO-BREAK SPACE}%"
+    assert percent(math.nan) == "–"

@@ -1,0 +1,210 @@
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fakes import answer, fleet_of, job
+from hybridfl.protocol import Inbox, Job, Outbox, Update
+from hybridfl.simulation import Simulation
+
+Call = list[tuple[int, int]]
+"""The (device, version) of every job in one call of the trainer."""
+
+
+def sent(device: int, sent_at: float = 0.0, version: int = 0) -> Job:
+    return job(device, version, [0.0], sent_at=sent_at)
+
+
+def simulation(*seconds: float, calls: list[Call] | None = None) -> Simulation:
+    """Device i takes `seconds[i]` and answers its device id."""
+
+    def train(jobs: Sequence[Job]) -> list[Update]:
+        if calls is not None:
+            calls.append([(one.device, one.version) for one in jobs])
+        return [answer(one, one.device) for one in jobs]
+
+    return Simulation(fleet_of(*[1] * len(seconds)), train, lambda one: seconds[one.device])
+
+
+def arrived(inbox: Inbox) -> tuple[float, list[int]]:
+    return inbox.now, [update.job.device for update in inbox.updates]
+
+
+def test_jobs_arrive_in_the_order_of_time() -> None:
+    transport = simulation(3.0, 1.0, 2.0)
+    transport.send(Outbox((sent(0), sent(1), sent(2))))
+    assert [arrived(transport.receive()) for _ in range(3)] == [(1.0, [1]), (2.0, [2]), (3.0, [0])]
+
+
+def test_a_job_takes_its_time_from_when_it_was_sent() -> None:
+    transport = simulation(3.0, 1.0)
+    transport.send(Outbox((sent(0), sent(1))))
+    transport.receive()
+    transport.send(Outbox((sent(1, sent_at=1.5),)))
+    assert arrived(transport.receive()) == (2.5, [1])
+    assert arrived(transport.receive()) == (3.0, [0])
+
+
+def test_an_update_is_what_the_trainer_made_of_the_job() -> None:
+    transport, original = simulation(1.0, 2.0), sent(1)
+    transport.send(Outbox((original,)))
+    [update] = transport.receive().updates
+    assert update.job is original
+    assert update.weights.tolist() == [1.0]
+
+
+def test_what_arrives_at_one_instant_is_one_inbox_by_device() -> None:
+    transport = simulation(2.0, 5.0, 2.0, 2.0)
+    transport.send(Outbox((sent(3), sent(2), sent(1), sent(0))))
+    assert arrived(transport.receive()) == (2.0, [0, 2, 3])
+
+
+def test_instants_that_differ_by_rounding_only_are_one() -> None:
+    transport = simulation(0.2, 0.3)
+    transport.send(Outbox((sent(1, sent_at=0.0), sent(0, sent_at=0.1))))
+    assert 0.1 + 0.2 != 0.3
+    assert arrived(transport.receive()) == (0.3, [0, 1])
+
+
+def test_instants_a_microsecond_apart_are_two() -> None:
+    transport = simulation(1.0, 1.000001)
+    transport.send(Outbox((sent(0), sent(1))))
+    assert [arrived(transport.receive()) for _ in range(2)] == [(1.0, [0]), (1.000001, [1])]
+
+
+def test_a_wake_up_before_the_next_arrival_is_an_empty_inbox() -> None:
+    transport = simulation(2.0)
+    transport.send(Outbox((sent(0),), wake_at=1.5))
+    assert arrived(transport.receive()) == (1.5, [])
+    transport.send(Outbox())
+    assert arrived(transport.receive()) == (2.0, [0])
+
+
+def test_an_arrival_before_the_wake_up_comes_first() -> None:
+    transport = simulation(2.0)
+    transport.send(Outbox((sent(0),), wake_at=2.5))
+    assert arrived(transport.receive()) == (2.0, [0])
+
+
+def test_an_arrival_at_the_wake_up_is_in_its_inbox() -> None:
+    transport = simulation(2.0)
+    transport.send(Outbox((sent(0),), wake_at=2.0))
+    assert arrived(transport.receive()) == (2.0, [0])
+
+
+def test_an_arrival_at_the_wake_up_but_for_rounding_is_in_its_inbox() -> None:
+    transport = simulation(0.8)
+    transport.send(Outbox((sent(0),), wake_at=0.7 + 0.1))
+    assert 0.7 + 0.1 < 0.8
+    assert [update.job.device for update in transport.receive().updates] == [0]
+
+
+def test_a_wake_up_needs_nothing_in_flight() -> None:
+    transport = simulation(1.0)
+    transport.send(Outbox(wake_at=4.0))
+    assert arrived(transport.receive()) == (4.0, [])
+
+
+@pytest.mark.parametrize(("later", "expected"), [(3.0, 3.0), (1.5, 1.5), (None, 9.0)])
+def test_only_the_latest_wake_up_counts(later: float | None, expected: float) -> None:
+    transport = simulation(9.0)
+    transport.send(Outbox((sent(0),), wake_at=2.0))
+    transport.send(Outbox(wake_at=later))
+    assert transport.receive().now == expected
+
+
+def test_time_does_not_run_backwards_for_a_wake_up_in_the_past() -> None:
+    transport = simulation(2.0, 5.0)
+    transport.send(Outbox((sent(0), sent(1))))
+    transport.receive()
+    transport.send(Outbox(wake_at=1.0))
+    assert arrived(transport.receive()) == (2.0, [])
+
+
+def test_a_second_job_to_a_busy_device_is_refused() -> None:
+    transport = simulation(1.0)
+    transport.send(Outbox((sent(0, version=7),)))
+    with pytest.raises(RuntimeError, match="Device 0 is busy with version 7"):
+        transport.send(Outbox((sent(0, version=8),)))
+
+
+def test_a_device_that_answered_is_no_longer_busy() -> None:
+    transport = simulation(1.0)
+    transport.send(Outbox((sent(0),)))
+    transport.receive()
+    transport.send(Outbox((sent(0, sent_at=1.0),)))
+    assert arrived(transport.receive()) == (2.0, [0])
+
+
+def test_waiting_for_nothing_is_refused() -> None:
+    transport = simulation(1.0)
+    transport.send(Outbox())
+    with pytest.raises(RuntimeError, match="wait for ever"):
+        transport.receive()
+
+
+def test_a_job_that_takes_for_ever_never_arrives_and_is_never_trained() -> None:
+    calls: list[Call] = []
+    transport = simulation(math.inf, 1.0, calls=calls)
+    transport.send(Outbox((sent(0), sent(1))))
+    assert arrived(transport.receive()) == (1.0, [1])
+    assert calls == [[(1, 0)]]
+    assert [one.device for one in transport.in_flight] == [0]
+    with pytest.raises(RuntimeError, match="wait for ever"):
+        transport.receive()
+
+
+def test_in_flight_are_the_jobs_not_yet_received_by_device() -> None:
+    transport = simulation(1.0, 3.0, 2.0)
+    transport.send(Outbox((sent(2), sent(1), sent(0))))
+    transport.receive()
+    assert [one.device for one in transport.in_flight] == [1, 2]
+
+
+def test_nothing_is_trained_before_it_is_needed_and_then_all_in_one_call() -> None:
+    calls: list[Call] = []
+    transport = simulation(1.0, 2.0, 10.0, calls=calls)
+    transport.send(Outbox((sent(0), sent(1), sent(2)), wake_at=0.5))
+    transport.receive()
+    assert calls == []
+    transport.send(Outbox())
+    transport.receive()
+    assert calls == [[(0, 0), (1, 0), (2, 0)]]
+
+
+def test_a_job_sent_later_is_trained_with_all_that_are_untrained_by_then() -> None:
+    calls: list[Call] = []
+    transport = simulation(1.0, 2.0, 10.0, calls=calls)
+    transport.send(Outbox((sent(0), sent(1), sent(2))))
+    transport.receive()
+    transport.send(Outbox((sent(0, sent_at=1.0, version=1),)))
+    transport.receive()  # both at 2 s: device 1 was trained in the first call, device 0's new job was not
+    transport.send(Outbox((sent(0, sent_at=2.0, version=2), sent(1, sent_at=2.0, version=2))))
+    transport.receive()
+    assert calls == [[(0, 0), (1, 0), (2, 0)], [(0, 1)], [(0, 2), (1, 2)]]
+
+
+@given(st.lists(st.floats(0.001, 20.0) | st.just(math.inf), min_size=1, max_size=8), st.integers(0, 20))
+def test_every_job_arrives_once_and_in_time(seconds: list[float], resent: int) -> None:
+    """A device that answers gets another job, until `resent` were sent."""
+    transport = simulation(*seconds)
+    transport.send(Outbox(tuple(sent(device) for device in range(len(seconds)))))
+    finite = {device for device, took in enumerate(seconds) if math.isfinite(took)}
+    seen: list[tuple[int, int]] = []
+    expected, last = len(finite), 0.0
+    while len(seen) < expected:
+        inbox = transport.receive()
+        assert inbox.now >= last
+        last = inbox.now
+        answered = [update.job for update in inbox.updates]
+        assert answered
+        assert [one.device for one in answered] == sorted({one.device for one in answered})
+        assert all(abs(one.sent_at + seconds[one.device] - inbox.now) < 1e-8 for one in answered)
+        seen += [(one.device, one.version) for one in answered]
+        again = answered[: max(0, resent - (expected - len(finite)))]
+        transport.send(Outbox(tuple(sent(one.device, inbox.now, one.version + 1) for one in again)))
+        expected += len(again)
+    assert len(set(seen)) == len(seen)
+    assert {one.device for one in transport.in_flight} == set(range(len(seconds))) - finite

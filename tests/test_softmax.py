@@ -1,0 +1,145 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from hybridfl.data.federated import Samples
+from hybridfl.errors import InputError
+from hybridfl.evaluation import ModuleForward
+from hybridfl.models import LogisticRegression
+from hybridfl.protocol import Job, Update, Work
+from hybridfl.training import LocalSGD, cross_entropy
+
+pytest.importorskip("numba")
+
+from hybridfl.softmax import SoftmaxForward, SoftmaxSGD
+
+SHAPES = [(3, 5), (7, 17), (10, 60), (11, 31), (2, 1), (4, 16)]
+"""(classes, features): odd and even classes; features below, at and above multiples of the SIMD width."""
+
+
+def random_samples(classes: int, features: int, *sizes: int) -> Samples:
+    draw = torch.Generator().manual_seed(0)
+    return Samples.from_devices(
+        [
+            (torch.randn(size, features, generator=draw), torch.randint(classes, (size,), generator=draw))
+            for size in sizes
+        ]
+    )
+
+
+def random_weights(classes: int, features: int) -> Tensor:
+    return torch.randn((features + 1) * classes, generator=torch.Generator().manual_seed(1))
+
+
+def mixed_jobs(weights: Tensor) -> list[Job]:
+    """Different versions, weights, epochs, batch sizes (odd ones, and larger than the data), rates and μ."""
+    return [
+        Job(0, 4, weights, Work(1, 64, 0.1), 0.0),
+        Job(1, 2, weights + 0.05, Work(3, 6, 0.02, proximal=0.5), 0.0),
+        Job(2, 3, weights - 0.02, Work(2, 1000, 0.3, proximal=2.0), 0.0),
+        Job(3, 4, weights, Work(4, 5, 0.05), 0.0),
+        Job(4, 4, weights, Work(2, 1, 0.05), 0.0),
+    ]
+
+
+def assert_same_bits(some: list[Update], others: list[Update]) -> None:
+    for one, other in zip(some, others, strict=True):
+        assert one.job is other.job
+        assert torch.equal(one.weights, other.weights)
+        assert (one.train_loss, one.num_steps) == (other.train_loss, other.num_steps)
+
+
+def test_one_step_by_hand() -> None:
+    """From w = 0 both classes have probability ½: ∇W = (½·2, −½·2), ∇b = (½, −½) for x = 2, y = 1."""
+    samples = Samples.from_devices([(torch.tensor([[2.0]]), torch.tensor([1]))])
+    [update] = SoftmaxSGD(samples, num_classes=2)([Job(0, 0, torch.zeros(4), Work(1, 1, 0.1), 0.0)])
+    assert update.weights.tolist() == pytest.approx([-0.1, 0.1, -0.05, 0.05])
+    assert update.train_loss == pytest.approx(math.log(2))
+    assert update.num_steps == 1
+
+
+@pytest.mark.parametrize(("classes", "features"), SHAPES)
+def test_trains_to_what_local_sgd_trains_to(classes: int, features: int) -> None:
+    samples = random_samples(classes, features, 100, 33, 7, 13, 1)
+    jobs = mixed_jobs(random_weights(classes, features))
+    expected = LocalSGD(samples, LogisticRegression(features, classes), l2=0.01, seed=5)(jobs)
+    for update, other in zip(SoftmaxSGD(samples, classes, l2=0.01, seed=5)(jobs), expected, strict=True):
+        torch.testing.assert_close(update.weights, other.weights, rtol=0, atol=1e-5)
+        assert update.train_loss == pytest.approx(other.train_loss, rel=1e-5, abs=1e-6)
+        assert update.num_steps == other.num_steps
+
+
+def test_images_are_flattened_as_the_model_does() -> None:
+    flat = random_samples(3, 12, 20)
+    images = Samples(flat.inputs.view(20, 3, 4), flat.targets, flat.index, flat.offsets)
+    jobs = [Job(0, 0, random_weights(3, 12), Work(1, 8, 0.1), 0.0)]
+    assert_same_bits(SoftmaxSGD(images, 3)(jobs), SoftmaxSGD(flat, 3)(jobs))
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+def test_the_number_of_threads_does_not_change_a_bit(threads: int) -> None:
+    samples, jobs = random_samples(7, 17, 100, 33, 7, 13, 1), mixed_jobs(random_weights(7, 17))
+    assert_same_bits(SoftmaxSGD(samples, 7, threads=threads)(jobs), SoftmaxSGD(samples, 7, threads=1)(jobs))
+
+
+@pytest.mark.parametrize(("classes", "features"), SHAPES)
+def test_which_jobs_go_together_does_not_change_a_bit(classes: int, features: int) -> None:
+    train = SoftmaxSGD(random_samples(classes, features, 100, 33, 7, 13, 1), classes, l2=0.01)
+    jobs = mixed_jobs(random_weights(classes, features))
+    together = train(jobs)
+    assert_same_bits([train([job])[0] for job in jobs], together)
+    assert_same_bits(train(jobs[:2]) + train(jobs[2:]), together)
+    assert_same_bits(train(jobs[::-1])[::-1], together)
+
+
+def test_weights_that_jobs_share_are_left_alone() -> None:
+    weights = random_weights(3, 5)
+    sent = weights.clone()
+    jobs = [Job(device, 0, weights, Work(2, 4, 0.1), 0.0) for device in (0, 1)]
+    SoftmaxSGD(random_samples(3, 5, 20, 7), 3)(jobs)
+    assert torch.equal(weights, sent)
+
+
+@pytest.mark.parametrize(("classes", "features"), SHAPES)
+def test_scores_as_the_module_does(classes: int, features: int) -> None:
+    samples, weights = random_samples(classes, features, 150, 51), random_weights(classes, features)
+    rows = np.random.default_rng(0).permutation(201)[:170]
+    losses, right = SoftmaxForward(classes)(weights, samples, rows)
+    expected = ModuleForward(LogisticRegression(features, classes), cross_entropy)(weights, samples, rows)
+    torch.testing.assert_close(losses, expected[0], rtol=1e-5, atol=1e-5)
+    assert torch.equal(right, expected[1])
+
+
+def test_of_equal_logits_the_first_is_the_prediction() -> None:
+    samples = Samples.from_devices([(torch.ones(3, 1), torch.tensor([0, 1, 2]))])
+    losses, right = SoftmaxForward(3)(torch.zeros(6), samples, samples.index)
+    assert right.tolist() == [True, False, False]
+    assert losses.tolist() == pytest.approx([math.log(3)] * 3)
+
+
+def test_no_rows_give_no_scores() -> None:
+    losses, right = SoftmaxForward(3)(torch.zeros(18), random_samples(3, 5, 4), np.array([], dtype=np.int64))
+    assert (len(losses), len(right)) == (0, 0)
+
+
+@pytest.mark.parametrize("label", [3, -1])
+def test_refuses_a_label_that_is_no_class(label: int) -> None:
+    samples = Samples.from_devices([(torch.ones(1, 5), torch.tensor([label]))])
+    with pytest.raises(InputError, match=f"{label}"):
+        SoftmaxSGD(samples, num_classes=3)
+
+
+@pytest.mark.parametrize("logit", [1e4, -1e4])
+def test_extreme_logits_stay_finite(logit: float) -> None:
+    """One feature, x = 1, y = 0, W = (logit, −logit): one class has all the probability."""
+    samples = Samples.from_devices([(torch.ones(1, 1), torch.tensor([0]))])
+    weights = torch.tensor([logit, -logit, 0.0, 0.0])
+    losses, right = SoftmaxForward(2)(weights, samples, samples.index)
+    [update] = SoftmaxSGD(samples, 2)([Job(0, 0, weights, Work(1, 1, 1.0), 0.0)])
+    loss, step = (0.0, 0.0) if logit > 0 else (2e4, 1.0)
+    assert (losses.tolist(), right.tolist()) == ([loss], [logit > 0])
+    assert update.train_loss == loss
+    assert update.delta.tolist() == [step, -step, step, -step]

@@ -1,0 +1,104 @@
+import contextlib
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hybridfl.algorithms.ad_sgd import NoCorrection, RankOne
+from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.fedbuff import FedBuff
+from hybridfl.algorithms.fedprox import FedProx
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.local_work import ConstantRate, FullWork
+from hybridfl.algorithms.memory import Memory
+from hybridfl.algorithms.sampling import ProportionalToDelay
+from hybridfl.algorithms.ssgd import SSGD
+from hybridfl.algorithms.stragglers import KnownShare
+from hybridfl.errors import InputError
+from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, read_algorithm, read_task, split_list
+from hybridfl.tasks import Synthetic, SyntheticIID
+
+LOCAL = FullWork(epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithm"),
+    [
+        ("hfl", HFL(local=LOCAL)),
+        ("HFL", HFL(local=LOCAL)),
+        ("hfl-as-printed", HFL.as_printed(local=LOCAL)),
+        ("HFL.as_printed(lambda_0=0.3, normalised=True)", HFL.as_printed(0.3, True, local=LOCAL)),
+        ("HFL(merge=Memory(correction=RankOne(trust=inf)))", HFL(Memory(RankOne(math.inf)), local=LOCAL)),
+        ("HFL(Memory(NoCorrection), KnownShare(0.5), 3)", HFL(Memory(NoCorrection()), KnownShare(0.5), 3.0, LOCAL)),
+        ("FedBuff(buffer=20)", FedBuff(buffer=20, local=LOCAL)),
+        ("FedBuff(20, local=FullWork(1, 2, ConstantRate(1)))", FedBuff(20, local=FullWork(1, 2, ConstantRate(1.0)))),
+        ("FedProx(mu=0)", FedProx(0.0, local=LOCAL)),
+        ("FedAvg(participants=ProportionalToDelay(3))", FedAvg(ProportionalToDelay(3), LOCAL)),
+        ("s-sgd", SSGD(LOCAL)),
+        ("SSGD()", SSGD(LOCAL)),
+    ],
+)  # fmt: skip
+def test_algorithms_by_name_and_as_calls(text: str, algorithm: Any) -> None:
+    assert read_algorithm(text, LOCAL) == algorithm
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_prints_can_be_read_back(name: str) -> None:
+    algorithm = read_algorithm(name, LOCAL)
+    assert read_algorithm(repr(algorithm), FullWork()) == algorithm
+
+
+@pytest.mark.parametrize("part", [part for parts in PARTS.values() for part in parts])
+def test_every_part_can_be_made_without_arguments_and_prints_as_a_call(part: type) -> None:
+    assert repr(part()).startswith(part.__name__ + "(")
+
+
+def test_tasks() -> None:
+    assert read_task("synthetic") == Synthetic(1.0, 1.0)
+    assert read_task("synthetic(0, 0.5)") == Synthetic(0.0, 0.5)
+    assert read_task("Synthetic(xi=0)") == Synthetic(1.0, 0.0)
+    assert read_task("synthetic-iid") == SyntheticIID()
+    assert set(TASKS) == {"synthetic", "synthetic-iid"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fedbufff", "Unknown algorithm 'fedbufff'. Did you mean 'fedbuff'"),
+        ("", "Unknown algorithm ''"),
+        ("FedBuff(bufer=3)", "no hyperparameter 'bufer'. Did you mean 'buffer'"),
+        ("FedBuff(buffer='x')", "wants int, not 'x'"),
+        ("FedBuff(buffer=2.5)", "wants int, not 2.5"),
+        ("FedBuff(buffer=True)", "wants int, not True"),
+        ("FedBuff(1, buffer=1)", "buffer twice"),
+        ("FedBuff(1, 1, 1, 1, 1)", "takes 4 values at most"),
+        ("FedBuff(**{})", "no hyperparameter"),
+        ("HFL(merge=RankOne())", "wants one of Memory, Blend, not 'RankOne'"),
+        ("HFL(merge=Memry())", "Did you mean 'Memory'"),
+        ("HFL(merge=3)", "wants one of Memory, Blend, not '3'"),
+        ("HFL(round_seconds='soon')", "wants float or None"),
+        ("HFL(merge=Memory(RankOne(trust=-1)))", "trust=-1.0"),
+        ("FedBuff(buffer=__import__('os').getpid())", "plain value"),
+        ("FedBuff(buffer=1)()", "more than one call"),
+        ("FedBuff(buffer=1", "is not a call"),
+        ("FedBuff)", "Unknown algorithm"),
+    ],
+)
+def test_mistakes_are_named(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_algorithm(text, LOCAL)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@given(st.text(alphabet="HFLfedbuf()=,.[]{}'\"0123456789_- \n\\*:+", max_size=40))
+def test_no_text_is_worse_than_an_input_error(text: str) -> None:
+    with contextlib.suppress(InputError):
+        read_algorithm(text, LOCAL)
+
+
+def test_a_list_is_split_outside_parentheses() -> None:
+    assert split_list("hfl, FedBuff(1, 2),fedavg,") == ["hfl", "FedBuff(1, 2)", "fedavg"]
+    assert split_list("") == []

@@ -1,0 +1,180 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from hybridfl.batches import Batches
+from hybridfl.data.federated import Samples
+from hybridfl.errors import InputError
+from hybridfl.protocol import Job, Update, Work
+from hybridfl.training import LocalSGD, cross_entropy
+from hybridfl.vectors import flatten
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.squeeze(1) - targets).square()
+
+
+def one_sample(x: float, y: float) -> Samples:
+    return Samples.from_devices([(torch.tensor([[x]]), torch.tensor([y]))])
+
+
+def random_samples(*sizes: int, shape: tuple[int, ...] = (6,), classes: int = 3) -> Samples:
+    draw = torch.Generator().manual_seed(0)
+    return Samples.from_devices(
+        [(torch.randn(size, *shape, generator=draw), torch.randint(classes, (size,), generator=draw)) for size in sizes]
+    )
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def convolution() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3))
+
+
+def mixed_jobs(weights: Tensor) -> list[Job]:
+    """Different versions, weights, epochs, batch sizes, rates and μ, hence different numbers of steps."""
+    return [
+        Job(0, 4, weights, Work(1, 8, 0.1), 0.0),
+        Job(1, 2, weights + 0.05, Work(3, 10, 0.02, proximal=0.5), 0.0),
+        Job(2, 3, weights - 0.02, Work(2, 1000, 0.3, proximal=2.0), 0.0),
+        Job(3, 4, weights, Work(5, 1, 0.05), 0.0),
+    ]
+
+
+def by_torch_optim(job: Job, samples: Samples, model: nn.Module, l2: float, seed: int) -> tuple[Tensor, int, float]:
+    """(weights, steps, last epoch's mean loss) of a plain loop over the same batches."""
+    torch.nn.utils.vector_to_parameters(job.weights.clone(), model.parameters())
+    optimiser = torch.optim.SGD(model.parameters(), lr=job.work.learning_rate, weight_decay=2 * l2)
+    order = torch.from_numpy(Batches.of([job], samples, seed).order)
+    losses: list[float] = []
+    for epoch in order.view(job.work.epochs, -1):
+        losses.clear()
+        for rows in epoch.split(job.work.batch_size):
+            optimiser.zero_grad()
+            loss = nn.functional.cross_entropy(model(samples.inputs[rows]), samples.targets[rows])
+            losses.append(loss.item())
+            moved = nn.utils.parameters_to_vector(model.parameters()) - job.weights
+            (loss + 0.5 * job.work.proximal * moved.square().sum()).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+    return flatten(model), job.work.epochs * len(losses), sum(losses) / len(losses)
+
+
+def test_two_steps_by_hand() -> None:
+    """y = a·x + b from (a, b) = (1, ½) on the sample (2, 1), squared error, η = 0.1, ε = 0.1, μ = 0.5.
+
+    step 1: error 1.5, ∇ = (6, 3),        2εw = (0.2, 0.1),     μ·0                        → (0.38, 0.19)
+    step 2: error −0.05, ∇ = (−0.2, −0.1), 2εw = (0.076, 0.038), μ(w − w_0) = (−0.31, −0.155) → (0.4234, 0.2117)
+    """
+    train = LocalSGD(one_sample(2.0, 1.0), nn.Linear(1, 1), squared_error, l2=0.1)
+    [update] = train([Job(0, 0, torch.tensor([1.0, 0.5]), Work(2, 1, 0.1, proximal=0.5), 0.0)])
+    assert update.weights.tolist() == pytest.approx([0.4234, 0.2117], abs=1e-6)
+    assert update.train_loss == pytest.approx(0.0025, abs=1e-7)
+    assert update.num_steps == 2
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 7])
+def test_a_pull_of_one_over_the_rate_never_gets_further_than_one_step(epochs: int) -> None:
+    """μη = 1 makes every step w_0 − η∇; the gradient of 3a + b is (3, 1) everywhere."""
+    train = LocalSGD(one_sample(3.0, 0.0), nn.Linear(1, 1), lambda outputs, targets: outputs.squeeze(1))
+    [update] = train([Job(0, 0, torch.tensor([1.0, 2.0]), Work(epochs, 1, 0.1, proximal=10.0), 0.0)])
+    assert update.weights.tolist() == pytest.approx([0.7, 1.9], abs=1e-6)
+
+
+@pytest.mark.parametrize(("make_model", "shape"), [(mlp, (6,)), (convolution, (1, 5, 5))])
+def test_equals_a_plain_loop_of_torch_optim(make_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
+    samples, model = random_samples(20, 33, 7, 5, shape=shape), make_model()
+    jobs = mixed_jobs(flatten(model))
+    for job, update in zip(jobs, LocalSGD(samples, model, l2=0.01, seed=5)(jobs), strict=True):
+        weights, steps, loss = by_torch_optim(job, samples, make_model(), l2=0.01, seed=5)
+        assert update.job is job
+        torch.testing.assert_close(update.weights, weights, rtol=0, atol=1e-6)
+        assert update.num_steps == steps
+        assert update.train_loss == pytest.approx(loss, abs=1e-6)
+
+
+def test_updates_come_in_the_order_of_the_jobs() -> None:
+    model = mlp()
+    jobs = mixed_jobs(flatten(model))[::-1]
+    assert [update.job for update in LocalSGD(random_samples(20, 33, 7, 5), model)(jobs)] == jobs
+
+
+def test_what_a_job_trains_to_does_not_depend_on_the_others() -> None:
+    """Not always to the bit: the matrix product sums in another order for another number, width or alignment of rows."""
+    model = mlp()
+    train, jobs = LocalSGD(random_samples(20, 33, 7, 5), model, l2=0.01), mixed_jobs(flatten(model))
+    for job, together in zip(jobs, train(jobs), strict=True):
+        [alone] = train([job])
+        torch.testing.assert_close(together.weights, alone.weights, rtol=0, atol=1e-6)
+        assert together.train_loss == pytest.approx(alone.train_loss, abs=1e-6)
+        assert together.num_steps == alone.num_steps
+
+
+def test_the_same_call_gives_the_same_bits() -> None:
+    def updates() -> list[Update]:
+        model = mlp()
+        return LocalSGD(random_samples(20, 33, 7, 5), model, seed=3)(mixed_jobs(flatten(model)))
+
+    for first, second in zip(updates(), updates(), strict=True):
+        assert torch.equal(first.weights, second.weights)
+        assert first.train_loss == second.train_loss
+
+
+def test_train_loss_is_the_mean_over_the_last_epochs_batches() -> None:
+    """With η = 0 a sample's loss is its own: target² = 0, 1, 4, 9, 16."""
+    targets = torch.arange(5.0)
+    samples = Samples.from_devices([(torch.zeros(5, 1), targets)])
+    job = Job(0, 0, torch.zeros(2), Work(3, 2, learning_rate=0.0), 0.0)
+    a, b, c, d, e = targets[torch.from_numpy(Batches.of([job], samples, seed=0).order)[-5:]].square().tolist()
+    [update] = LocalSGD(samples, nn.Linear(1, 1), squared_error)([job])
+    assert update.train_loss == pytest.approx(((a + b) / 2 + (c + d) / 2 + e) / 3)
+    assert update.train_loss != pytest.approx(6.0)
+
+
+def test_weights_that_jobs_share_are_left_alone() -> None:
+    model = mlp()
+    weights = flatten(model)
+    sent = weights.clone()
+    LocalSGD(random_samples(20, 7), model)([Job(device, 0, weights, Work(1, 4, 0.1), 0.0) for device in (0, 1)])
+    assert torch.equal(weights, sent)
+    assert torch.equal(flatten(model), sent)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.BatchNorm1d(6), ["'0'", "BatchNorm1d", "GroupNorm"]),
+        (nn.Dropout(0.1), ["'0'", "Dropout", "Remove it"]),
+        (nn.AlphaDropout(0.1), ["'0'", "AlphaDropout", "Remove it"]),
+    ],
+)
+def test_refuses_layers_that_make_an_answer_depend_on_more_than_the_job(layer: nn.Module, words: list[str]) -> None:
+    with pytest.raises(InputError) as error:
+        LocalSGD(random_samples(4), nn.Sequential(layer, nn.Linear(6, 3)))
+    assert all(word in str(error.value) for word in words)
+
+
+def test_accepts_dropout_that_drops_nothing() -> None:
+    LocalSGD(random_samples(4), nn.Sequential(nn.Dropout(0.0), nn.Linear(6, 3)))
+
+
+def test_refuses_a_model_without_parameters() -> None:
+    with pytest.raises(InputError, match="Tanh has no parameters"):
+        LocalSGD(random_samples(4), nn.Tanh())
+
+
+def test_refuses_a_loss_that_is_one_number_for_the_batch() -> None:
+    model = mlp()
+    train = LocalSGD(random_samples(4), model, nn.functional.cross_entropy)
+    with pytest.raises(InputError, match=r"shape \(\) for 4 samples.*reduction='none'"):
+        train([Job(0, 0, flatten(model), Work(1, 4, 0.1), 0.0)])
+
+
+def test_cross_entropy_is_one_number_a_sample() -> None:
+    losses = cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 2.0]]).log_softmax(1), torch.tensor([0, 1]))
+    assert losses.tolist() == pytest.approx([0.693147, 0.126928], abs=1e-6)
