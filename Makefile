@@ -9,8 +9,9 @@ demo: $(INSTALLED)  ## compare HFL with its rivals on synthetic data, and show t
 	$(BIN)/hybridfl compare --task synthetic --devices 100 --stragglers 0.9 --max-delay 10 --seconds 200 --seeds 3 \
 		--algorithms hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff,s-sgd --out results/demo
 
+# One thread a worker: two workers with two threads each would only get in each other's way.
 test: check  ## lint, types and all tests
-	$(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 check: $(INSTALLED)  ## lint and types
 	$(BIN)/ruff check .

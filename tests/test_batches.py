@@ -117,3 +117,10 @@ def test_devices_with_equally_many_samples_have_their_own_orders() -> None:
 
 def test_the_order_does_not_depend_on_batch_size_or_number_of_epochs() -> None:
     assert order_of(job(batch_size=2)) == order_of(job(batch_size=5)) == order_of(job(epochs=2))[:12]
+
+
+def test_a_batch_is_never_larger_than_the_device() -> None:
+    samples = Samples.from_devices([(torch.zeros(5, 1), torch.zeros(5))])
+    batches = Batches.of([Job(0, 0, torch.zeros(1), Work(2, 10**9, 0.1), 0.0)], samples, seed=0)
+    assert batches.batch_sizes.tolist() == [5]
+    assert batches.num_steps.tolist() == [2]

@@ -49,7 +49,7 @@ def test_run_leaves_its_folder_and_says_where(tmp_path: Path) -> None:
     assert saved.records[-1].version == 5
     assert saved.seed == 3
     assert "epochs=1" in str(saved.config["algorithm"])
-    assert "devices=10, straggler_share=0.5, max_delay=3, seed=3" in str(saved.config["timing"])
+    assert "devices=10, stragglers=0.5, max_delay=3, seed=3" in str(saved.config["timing"])
 
 
 def test_run_takes_an_algorithm_as_it_prints(tmp_path: Path) -> None:

@@ -101,6 +101,14 @@ def test_an_arrival_at_the_wake_up_but_for_rounding_is_in_its_inbox() -> None:
     assert [update.job.device for update in transport.receive().updates] == [0]
 
 
+@pytest.mark.parametrize("seconds", [0.3, 9.0])
+def test_a_wake_up_is_never_early_not_even_by_rounding(seconds: float) -> None:
+    transport = simulation(seconds)
+    transport.send(Outbox((sent(0),), wake_at=0.1 + 0.2))
+    assert 0.1 + 0.2 > 0.3
+    assert transport.receive().now >= 0.1 + 0.2
+
+
 def test_a_wake_up_needs_nothing_in_flight() -> None:
     transport = simulation(1.0)
     transport.send(Outbox(wake_at=4.0))

@@ -16,30 +16,30 @@ def job(device: int, part: float = 1.0) -> Job:
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.25, 5), (0.9, 18), (1.0, 20)])
 def test_exactly_the_share_of_the_devices_are_stragglers(share: float, count: int) -> None:
     for seed in range(10):
-        assert PaperDelays(20, share, seed=seed).stragglers.sum() == count
+        assert PaperDelays(20, share, seed=seed).is_straggler.sum() == count
 
 
 def test_normal_devices_take_one_second_and_stragglers_one_to_max_delay_more() -> None:
-    timing = PaperDelays(2000, straggler_share=0.5, max_delay=10)
-    assert set(timing.expected_seconds[~timing.stragglers]) == {1.0}
-    delays, counts = np.unique(timing.expected_seconds[timing.stragglers] - 1, return_counts=True)
+    timing = PaperDelays(2000, stragglers=0.5, max_delay=10)
+    assert set(timing.expected_seconds[~timing.is_straggler]) == {1.0}
+    delays, counts = np.unique(timing.expected_seconds[timing.is_straggler] - 1, return_counts=True)
     assert delays.tolist() == list(range(1, 11))
     assert ((counts - 100) ** 2 / 100).sum() < 27.9  # uniform: χ² with 9 degrees of freedom, 99.9 % are below
 
 
 def test_a_delay_of_at_most_one_is_one() -> None:
-    assert set(PaperDelays(50, straggler_share=1.0, max_delay=1).expected_seconds) == {2.0}
+    assert set(PaperDelays(50, stragglers=1.0, max_delay=1).expected_seconds) == {2.0}
 
 
 def test_a_device_takes_its_expected_seconds_every_time() -> None:
-    timing = PaperDelays(20, straggler_share=0.5)
+    timing = PaperDelays(20, stragglers=0.5)
     assert [timing(job(device)) for device in range(20)] == timing.expected_seconds.tolist()
 
 
 @pytest.mark.parametrize(
     ("timing", "seconds"),
     [
-        (PaperDelays(5, straggler_share=1.0, max_delay=1), 2.0),
+        (PaperDelays(5, stragglers=1.0, max_delay=1), 2.0),
         (ConstantSeconds(5, seconds=3.0), 3.0),
         (PerDevice((1.0, 1.0, 1.0, 1.0, 4.0)), 4.0),
     ],
@@ -56,24 +56,24 @@ def test_the_same_seed_gives_the_same_delays_and_another_seed_others() -> None:
     assert not np.array_equal(
         PaperDelays(50, 1.0, seed=3).expected_seconds, PaperDelays(50, 1.0, seed=4).expected_seconds
     )
-    assert not np.array_equal(PaperDelays(50, 0.5, seed=3).stragglers, PaperDelays(50, 0.5, seed=4).stragglers)
+    assert not np.array_equal(PaperDelays(50, 0.5, seed=3).is_straggler, PaperDelays(50, 0.5, seed=4).is_straggler)
 
 
 def test_who_is_a_straggler_at_a_small_share_is_one_at_a_larger_share() -> None:
     few, many = PaperDelays(50, 0.2), PaperDelays(50, 0.6)
-    assert not (few.stragglers & ~many.stragglers).any()
-    assert np.array_equal(few.expected_seconds[few.stragglers], many.expected_seconds[few.stragglers])
+    assert not (few.is_straggler & ~many.is_straggler).any()
+    assert np.array_equal(few.expected_seconds[few.is_straggler], many.expected_seconds[few.is_straggler])
 
 
 def test_devices_of_one_speed_have_no_stragglers() -> None:
     timing = ConstantSeconds(3, seconds=2.0)
     assert timing.expected_seconds.tolist() == [2.0, 2.0, 2.0]
-    assert timing.stragglers.tolist() == [False, False, False]
+    assert timing.is_straggler.tolist() == [False, False, False]
 
 
 def test_a_device_far_slower_than_the_median_is_called_a_straggler() -> None:
     timing = PerDevice((2.0, 1.0, 2.0, 3.0, 3.1), slow=1.5)
-    assert timing.stragglers.tolist() == [False, False, False, False, True]
+    assert timing.is_straggler.tolist() == [False, False, False, False, True]
     assert timing.expected_seconds.tolist() == [2.0, 1.0, 2.0, 3.0, 3.1]
     assert [timing(job(device)) for device in (0, 4)] == [2.0, 3.1]
 
@@ -82,9 +82,9 @@ def test_a_device_far_slower_than_the_median_is_called_a_straggler() -> None:
     ("make", "arguments", "words"),
     [
         (PaperDelays, {"devices": 0}, "devices=0"),
-        (PaperDelays, {"devices": 5, "straggler_share": 1.1}, "stragglers=1.1"),
-        (PaperDelays, {"devices": 5, "straggler_share": -0.1}, "stragglers=-0.1"),
-        (PaperDelays, {"devices": 5, "straggler_share": float("nan")}, "stragglers=nan"),
+        (PaperDelays, {"devices": 5, "stragglers": 1.1}, "stragglers=1.1"),
+        (PaperDelays, {"devices": 5, "stragglers": -0.1}, "stragglers=-0.1"),
+        (PaperDelays, {"devices": 5, "stragglers": float("nan")}, "stragglers=nan"),
         (PaperDelays, {"devices": 5, "max_delay": 0}, "max_delay=0"),
         (ConstantSeconds, {"devices": 0}, "devices=0"),
         (ConstantSeconds, {"devices": 5, "seconds": 0.0}, "seconds=0.0"),

@@ -149,8 +149,12 @@ def test_weights_that_jobs_share_are_left_alone() -> None:
     ("layer", "words"),
     [
         (nn.BatchNorm1d(6), ["'0'", "BatchNorm1d", "GroupNorm"]),
-        (nn.Dropout(0.1), ["'0'", "Dropout", "Remove it"]),
-        (nn.AlphaDropout(0.1), ["'0'", "AlphaDropout", "Remove it"]),
+        (nn.Dropout(0.1), ["'0'", "Dropout", "Set it to 0"]),
+        (nn.AlphaDropout(0.1), ["'0'", "AlphaDropout", "Set it to 0"]),
+        (nn.BatchNorm1d(6, track_running_stats=False), ["'0'", "BatchNorm1d", "GroupNorm"]),
+        (nn.InstanceNorm1d(6, track_running_stats=True), ["'0'", "InstanceNorm1d", "GroupNorm"]),
+        (nn.LSTM(6, 6, num_layers=2, dropout=0.5), ["'0'", "LSTM", "Set it to 0"]),
+        (nn.Linear(6, 6).requires_grad_(False), ["'0.weight'", "frozen", "buffer"]),
     ],
 )
 def test_refuses_layers_that_make_an_answer_depend_on_more_than_the_job(layer: nn.Module, words: list[str]) -> None:

@@ -46,7 +46,7 @@ class Batches:
             starts=np.concatenate([[0], np.cumsum(num_samples * epochs)]),
             num_samples=num_samples,
             epochs=epochs,
-            batch_sizes=np.array([job.work.batch_size for job in jobs]),
+            batch_sizes=np.minimum([job.work.batch_size for job in jobs], num_samples),
         )
 
     @property

@@ -24,7 +24,7 @@ class Comparison:
     recipe: TaskRecipe
     algorithms: dict[str, Algorithm[Any]]
     devices: int = 100
-    straggler_share: float = 0.9
+    stragglers: float = 0.9
     max_delay: int = 10
     seeds: Sequence[int] = (0, 1, 2)
     seconds: float | None = None
@@ -42,7 +42,7 @@ class Comparison:
         """Seed by seed, so that a seed's data are made once and shared by all algorithms."""
         for seed in self.seeds:
             task = self.recipe.build(self.devices, seed)
-            timing = PaperDelays(self.devices, self.straggler_share, self.max_delay, seed)
+            timing = PaperDelays(self.devices, self.stragglers, self.max_delay, seed)
             for label, algorithm in self.algorithms.items():
                 yield Run(task, algorithm, timing, self.seconds, self.rounds, self.evaluate_every, seed, label)
 

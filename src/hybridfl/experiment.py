@@ -184,7 +184,7 @@ def execute(plan: Run) -> Iterator[Snapshot]:
     """Play a run in virtual time: a snapshot at the start and at every evaluation."""
     task, timing, fleet = _stage(plan)
     simulation = Simulation(fleet, trainer_for(task, plan.seed), timing)
-    evaluate = Evaluation(forward_for(task), task.train, task.test, plan.timing.stragglers, task.l2)
+    evaluate = Evaluation(forward_for(task), task.train, task.test, plan.timing.is_straggler, task.l2)
 
     weights = flatten(task.model)
     state, outbox = plan.algorithm.init(weights, fleet)

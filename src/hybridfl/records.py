@@ -154,8 +154,8 @@ def load_all(folder: Path) -> list[SavedRun]:
 
 
 def _line(row: Record | Arrival) -> str:
-    """JSON has no NaN: it is written as null."""
-    values = {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in asdict(row).items()}
+    """JSON has no NaN and no infinity: they are written as null."""
+    values = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in asdict(row).items()}
     return json.dumps(values) + "\n"
 
 

@@ -42,15 +42,17 @@ class Simulation:
             if math.isfinite(arrives_at):
                 heapq.heappush(self._arrivals, (arrives_at, job.device))
                 self._untrained.add(job.device)
-        self._wake_at = None if outbox.wake_at is None else _instant(outbox.wake_at)
+        self._wake_at = outbox.wake_at
 
     def receive(self) -> Inbox:
         instants = [at for at in (self._wake_at, self._arrivals[0][0] if self._arrivals else None) if at is not None]
         if not instants:
             raise RuntimeError("Nothing is in flight and no wake-up is set: the run would wait for ever.")
-        self._now = max(self._now, min(instants))
+        # A wake-up is never early, not even by rounding: an algorithm woken before its deadline would ask again for ever.
+        first = _instant(min(instants))
+        self._now = max(self._now, *(at for at in instants if _instant(at) == first))
         devices = []
-        while self._arrivals and self._arrivals[0][0] <= self._now:
+        while self._arrivals and self._arrivals[0][0] <= _instant(self._now):
             devices.append(heapq.heappop(self._arrivals)[1])
         devices.sort()
         if not self._untrained.isdisjoint(devices):

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,12 @@ from hybridfl.errors import InputError
 from hybridfl.protocol import Job, Update, Vector
 
 _CORES = os.cpu_count() or 1
+
+
+@functools.cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """One a process: threads do not survive a fork."""
+    return ThreadPoolExecutor(_CORES)
 
 
 class SoftmaxSGD:
@@ -39,7 +46,6 @@ class SoftmaxSGD:
         self._l2 = l2
         self._seed = seed
         self._threads = threads or _CORES
-        self._pool = ThreadPoolExecutor(self._threads)
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
         batches = Batches.of(jobs, self._samples, self._seed)
@@ -48,7 +54,7 @@ class SoftmaxSGD:
         rates = np.array([job.work.learning_rate for job in jobs])
         pulls = np.array([job.work.proximal for job in jobs])
         futures = [
-            self._pool.submit(
+            _pool(os.getpid()).submit(
                 _train,
                 mine,
                 weights,
@@ -81,7 +87,6 @@ class SoftmaxForward:
 
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
-        self._pool = ThreadPoolExecutor(_CORES)
 
     def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         inputs = samples.inputs.flatten(1).numpy()
@@ -92,7 +97,7 @@ class SoftmaxForward:
             (weights.numpy(), inputs, targets, part, self._num_classes, losses[part_at], right[part_at])
             for part, part_at in _pieces(rows)
         ]
-        for done in [self._pool.submit(_score, *part) for part in parts]:
+        for done in [_pool(os.getpid()).submit(_score, *part) for part in parts]:
             done.result()
         return torch.from_numpy(losses), torch.from_numpy(right)
 
@@ -159,6 +164,8 @@ def _train(
     received = np.zeros_like(w)
     x = np.zeros(widest * width, dtype=np.float32)
     scores = np.zeros(rows * widest, dtype=np.float32)
+    powers = np.zeros_like(scores)
+    tops, totals, own = np.zeros((3, widest), dtype=np.float32)
     for j in mine:
         _pack(weights[j], w, num_classes, features, width)
         received[:] = w
@@ -169,17 +176,22 @@ def _train(
             begin = starts[j] + epoch * num_samples[j]
             end = begin + num_samples[j]
             for first in range(begin, end, batch_sizes[j]):
-                count = min(batch_sizes[j], end - first)
-                _gather(inputs, order[first : first + count], x, width)
-                _forward(w, x, scores, (count + 3) // 4 * 4, rows, width)
-                batch_loss = _residuals(
-                    scores, targets, order[first : first + count], (count + 3) // 4 * 4, num_classes
-                )
+                batch = order[first : min(first + batch_sizes[j], end)]
+                count = (batch.size + 3) // 4 * 4
+                _gather(inputs, batch, x, width)
+                _forward(w, x, scores, count, rows, width)
+                if epoch == epochs[j] - 1:
+                    _scores_of_targets(scores, targets, batch, count, own)
+                _softmax(scores, tops, totals, powers, count, num_classes)
+                if epoch == epochs[j] - 1:
+                    batch_loss = 0.0
+                    for s in range(batch.size):
+                        batch_loss += np.log(totals[s]) + tops[s] - own[s]
+                    loss += batch_loss / batch.size
+                _residuals(scores, totals, targets, batch, count, num_classes)
                 for i in range(w.size):
                     w[i] = keep * w[i] + rate * pull * received[i]
-                _backward(w, x, scores, (count + 3) // 4 * 4, rows, width, rate / np.float32(count))
-                if epoch == epochs[j] - 1:
-                    loss += batch_loss / count
+                _backward(w, x, scores, count, rows, width, rate / np.float32(batch.size))
         _unpack(w, weights[j], num_classes, features, width)
         losses[j] = loss / ((num_samples[j] + batch_sizes[j] - 1) // batch_sizes[j])
 
@@ -194,21 +206,22 @@ def _score(weights, inputs, targets, rows_of, num_classes, losses, right):
     _pack(weights, w, num_classes, features, width)
     x = np.zeros(64 * width, dtype=np.float32)
     scores = np.zeros(rows * 64, dtype=np.float32)
+    powers = np.zeros_like(scores)
+    tops, totals, own = np.zeros((3, 64), dtype=np.float32)
     for first in range(0, rows_of.size, 64):
         batch = rows_of[first : first + 64]
         _gather(inputs, batch, x, width)
         _forward(w, x, scores, 64, rows, width)
+        _scores_of_targets(scores, targets, batch, 64, own)
         for s in range(batch.size):
             best = 0
             for c in range(1, num_classes):
                 if scores[c * 64 + s] > scores[best * 64 + s]:
                     best = c
-            total = np.float32(0.0)
-            for c in range(num_classes):
-                total += np.exp(scores[c * 64 + s] - scores[best * 64 + s])
-            target = targets[batch[s]]
-            losses[first + s] = np.log(total) + scores[best * 64 + s] - scores[target * 64 + s]
-            right[first + s] = best == target
+            right[first + s] = best == targets[batch[s]]
+        _softmax(scores, tops, totals, powers, 64, num_classes)
+        for s in range(batch.size):
+            losses[first + s] = np.log(totals[s]) + tops[s] - own[s]
 
 
 @_compiled
@@ -267,24 +280,66 @@ def _forward(w, x, scores, count, rows, width):
 
 
 @_compiled
-def _residuals(scores, targets, batch, count, num_classes):
-    """scores[c, s] ← softmax(scores[:, s])[c] − 1_{c = y_s}; returns the batch's summed cross-entropy."""
-    loss = 0.0
+def _softmax(scores, tops, totals, powers, count, num_classes):
+    """tops[s] ← max_c scores[c, s];  scores[c, s] ← exp(scores[c, s] − tops[s]);  totals[s] ← Σ_c of these."""
+    for s in range(_unsigned(count)):
+        tops[s] = scores[s]
+    for c in range(1, num_classes):
+        at = _unsigned(c * count)
+        for s in range(_unsigned(count)):
+            tops[s] = max(tops[s], scores[at + s])
+    for c in range(num_classes):
+        at = _unsigned(c * count)
+        for s in range(_unsigned(count)):
+            scores[at + s] -= tops[s]
+    _exponentials(scores, powers, num_classes * count)
+    for s in range(_unsigned(count)):
+        totals[s] = scores[s]
+    for c in range(1, num_classes):
+        at = _unsigned(c * count)
+        for s in range(_unsigned(count)):
+            totals[s] += scores[at + s]
+
+
+@_compiled
+def _exponentials(values, powers, size):
+    """values[i] ← exp(values[i]) for values ≤ 0, to 2e-7 of itself; `powers` is room to work in.
+
+    exp(v) = 2^k·2^f with k whole and |f| ≤ ½: 2^f by a polynomial (Chebyshev, degree 6), 2^k by writing k into the exponent
+    bits of a float. A call of the library's exp for each score would take longer than the products around it.
+    """
+    bits = powers.view(np.int32)
+    for i in range(_unsigned(size)):
+        v = max(values[i], np.float32(-87.0)) * np.float32(1.4426950408889634)
+        k = np.floor(v + np.float32(0.5))
+        f = v - k
+        p = np.float32(0.00015469732) * f + np.float32(0.0013400431)
+        p = p * f + np.float32(0.009618025)
+        p = p * f + np.float32(0.055503272)
+        p = p * f + np.float32(0.24022651)
+        p = p * f + np.float32(0.6931472)
+        values[i] = p * f + np.float32(1.0)
+        bits[i] = (np.int32(k) + np.int32(127)) << np.int32(23)
+    for i in range(_unsigned(size)):
+        values[i] *= powers[i]
+
+
+@_compiled
+def _residuals(scores, totals, targets, batch, count, num_classes):
+    """scores[c, s] ← scores[c, s]/totals[s] − 1_{c = y_s}."""
+    for c in range(num_classes):
+        at = _unsigned(c * count)
+        for s in range(_unsigned(count)):
+            scores[at + s] /= totals[s]
     for s in range(batch.size):
-        top = scores[s]
-        for c in range(1, num_classes):
-            top = max(top, scores[c * count + s])
-        target = targets[batch[s]] * count + s
-        own = scores[target] - top
-        total = np.float32(0.0)
-        for c in range(num_classes):
-            scores[c * count + s] = np.exp(scores[c * count + s] - top)
-            total += scores[c * count + s]
-        for c in range(num_classes):
-            scores[c * count + s] /= total
-        scores[target] -= np.float32(1.0)
-        loss += np.log(total) - own
-    return loss
+        scores[targets[batch[s]] * count + s] -= np.float32(1.0)
+
+
+@_compiled
+def _scores_of_targets(scores, targets, batch, count, own):
+    """own[s] ← scores[y_s, s]."""
+    for s in range(batch.size):
+        own[s] = scores[targets[batch[s]] * count + s]
 
 
 @_compiled

@@ -41,9 +41,9 @@ class Row:
 def by_label(runs: Sequence[SavedRun]) -> dict[str, list[SavedRun]]:
     """The runs of each algorithm, in the order of their first appearance, each in the order of the seeds."""
     groups: dict[str, list[SavedRun]] = {}
-    for saved in sorted(runs, key=lambda saved: saved.seed):
+    for saved in runs:
         groups.setdefault(saved.label, []).append(saved)
-    return groups
+    return {label: sorted(group, key=lambda saved: saved.seed) for label, group in groups.items()}
 
 
 def tail_mean(records: Sequence[Record], name: str) -> float:

@@ -22,7 +22,7 @@ class TaskRecipe(Protocol):
 
 @dataclass(frozen=True)
 class Synthetic:
-    """Synthetic(γ, ξ) with multinomial logistic regression; γ: how much models differ, ξ: how much inputs differ."""
+    """Synthetic(γ, ξ) with multinomial logistic regression; ξ: how much inputs differ. γ has no effect (see `synthetic`)."""
 
     gamma: float = 1.0
     xi: float = 1.0

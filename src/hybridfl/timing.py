@@ -20,7 +20,7 @@ class FleetTiming(Timing, Protocol):
     @property
     def expected_seconds(self) -> NDArray[np.float64]: ...
     @property
-    def stragglers(self) -> NDArray[np.bool_]: ...
+    def is_straggler(self) -> NDArray[np.bool_]: ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ConstantSeconds:
         return np.full(self.devices, self.seconds)
 
     @property
-    def stragglers(self) -> NDArray[np.bool_]:
+    def is_straggler(self) -> NDArray[np.bool_]:
         return np.zeros(self.devices, dtype=bool)
 
 
@@ -51,34 +51,34 @@ class PaperDelays:
     """A normal device takes 1 s, a straggler 1 + τ_i s, τ_i uniform in 1..max_delay and the device's own for good.
 
     With rounds of 1 s, τ_i is the number of rounds a straggler is behind: the paper's setting. Exactly
-    `straggler_share` of the devices, drawn by the seed, are stragglers.
+    `stragglers` of the devices, drawn by the seed, are stragglers.
     A job that is only a part of the full local work takes that part of the time.
     """
 
     devices: int
-    straggler_share: float = 0.9
+    stragglers: float = 0.9
     max_delay: int = 10
     seed: int = 0
 
     def __post_init__(self) -> None:
         require_positive("devices", self.devices)
-        require_share("stragglers", self.straggler_share)
+        require_share("stragglers", self.stragglers)
         require_positive("max_delay", self.max_delay)
 
     def __call__(self, job: Job) -> float:
         return float(self.expected_seconds[job.device]) * job.work.part
 
     @cached_property
-    def stragglers(self) -> NDArray[np.bool_]:
+    def is_straggler(self) -> NDArray[np.bool_]:
         chosen = generator(self.seed, "stragglers").permutation(self.devices)
         mask = np.zeros(self.devices, dtype=bool)
-        mask[chosen[: round(self.straggler_share * self.devices)]] = True
+        mask[chosen[: round(self.stragglers * self.devices)]] = True
         return mask
 
     @cached_property
     def expected_seconds(self) -> NDArray[np.float64]:
         delays = generator(self.seed, "delays").integers(1, self.max_delay, endpoint=True, size=self.devices)
-        return np.where(self.stragglers, 1.0 + delays, 1.0)
+        return np.where(self.is_straggler, 1.0 + delays, 1.0)
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,7 @@ class PerDevice:
     slow: float = 1.5
 
     def __post_init__(self) -> None:
+        require_positive("devices", len(self.seconds))
         for device, seconds in enumerate(self.seconds):
             if not seconds > 0:
                 raise InputError(f"Device {device} takes {seconds} seconds: give a number above 0.")
@@ -101,5 +102,5 @@ class PerDevice:
         return np.array(self.seconds)
 
     @property
-    def stragglers(self) -> NDArray[np.bool_]:
+    def is_straggler(self) -> NDArray[np.bool_]:
         return self.expected_seconds > self.slow * float(np.median(self.seconds))

@@ -98,13 +98,17 @@ def check_trainable(model: nn.Module) -> None:
     """Refuse layers that would make a job's answer depend on anything but the job."""
     if not any(True for _ in model.parameters()):
         raise InputError(f"{type(model).__name__} has no parameters to train.")
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            raise InputError(f"Parameter '{name}' is frozen, but all parameters are trained: make it a buffer instead.")
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise InputError(
                 f"Layer '{name}' is {type(layer).__name__}: its running statistics belong to no device. "
                 "Use GroupNorm or LayerNorm."
             )
-        if isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0:
+        drops = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0.0)
+        if isinstance(drops, float) and drops > 0:
             raise InputError(
-                f"Layer '{name}' is {type(layer).__name__}: its draws are not keyed, so runs would not repeat. Remove it."
+                f"Layer '{name}' is {type(layer).__name__}: its dropout is not keyed, so runs would not repeat. Set it to 0."
             )

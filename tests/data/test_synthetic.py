@@ -7,6 +7,7 @@ import torch
 from hybridfl.data.federated import Samples
 from hybridfl.data.synthetic import synthetic, synthetic_iid
 from hybridfl.errors import InputError
+from hybridfl.models import LogisticRegression
 
 
 def device(samples: Samples, number: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -16,8 +17,8 @@ def device(samples: Samples, number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def linear_fit(inputs: torch.Tensor, targets: torch.Tensor) -> float:
     """The accuracy, on these samples, of a linear classifier that was fitted to them as well as one can."""
-    model = torch.nn.Linear(60, 10)
-    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=100)
+    model = LogisticRegression(60, 10)
+    optimiser = torch.optim.LBFGS(model.parameters(), max_iter=60, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         optimiser.zero_grad()

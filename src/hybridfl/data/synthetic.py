@@ -16,9 +16,12 @@ NUM_CLASSES = 10
 def synthetic(gamma: float, xi: float, devices: int = 100, seed: int = 0) -> Samples:
     """y = argmax(W_i·x + b_i), with a model and an input distribution of each device's own.
 
-        u_i ~ N(0, γ²)   W_i, b_i ~ N(u_i, 1)          γ: how much the devices' models differ
+        u_i ~ N(0, γ²)   W_i, b_i ~ N(u_i, 1)          γ: meant to say how much the devices' models differ
         B_i ~ N(0, ξ²)   v_i ~ N(B_i, 1) per feature   ξ: how much their inputs differ
         x ~ N(v_i, diag(j^−1.2)),  n_i = ⌊lognormal(4, 2)⌋ + 50
+
+    γ has no effect: u_i moves all of a device's logits alike, by u_i·(Σx + 1), and leaves their order as it is. The models
+    differ by the unit variance of W_i, whatever γ is. So it is in the reference generators too, and we keep to them.
 
     60 features, 10 classes. Shamir et al. 2014, Li et al. 2020. The HFL paper prints N(0, γ) and N(0, ξ); as in the
     reference generators, γ and ξ are standard deviations.
