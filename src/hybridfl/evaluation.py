@@ -76,4 +76,4 @@ class Evaluation:
 
 
 def _mean(values: Tensor) -> float:
-    return float(values.double().mean()) if len(values) else float("nan")
+    return float(values.numpy().mean(dtype=np.float64)) if len(values) else float("nan")

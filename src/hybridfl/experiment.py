@@ -8,6 +8,7 @@ import math
 import platform
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from hybridfl.algorithms.ssgd import SSGD
@@ -183,6 +185,11 @@ def _closed_form_classes(task: Task) -> int | None:
 def execute(plan: Run) -> Iterator[Snapshot]:
     """Play a run in virtual time: a snapshot at the start and at every evaluation."""
     task, timing, fleet = _stage(plan)
+    with _cores_left_to_training(task):
+        yield from _play(plan, task, timing, fleet)
+
+
+def _play(plan: Run, task: Task, timing: FleetTiming, fleet: Fleet) -> Iterator[Snapshot]:
     simulation = Simulation(fleet, trainer_for(task, plan.seed), timing)
     evaluate = Evaluation(forward_for(task), task.train, task.test, plan.timing.is_straggler, task.l2)
 
@@ -206,6 +213,18 @@ def execute(plan: Run) -> Iterator[Snapshot]:
         newest = version
         if is_last:
             return
+
+
+@contextmanager
+def _cores_left_to_training(task: Task) -> Iterator[None]:
+    """The closed form brings its own threads, one a core; PyTorch's would wait in busy loops and take the cores from them."""
+    threads = torch.get_num_threads()
+    if _closed_form_classes(task) is not None:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _stage(plan: Run) -> tuple[Task, FleetTiming, Fleet]:
