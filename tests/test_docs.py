@@ -87,6 +87,6 @@ def test_the_example_with_an_own_model_is_at_most_20_lines() -> None:
 
 def test_local_links_lead_somewhere() -> None:
     for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        for target in re.findall(r'(?:\]\(|src=")([^)#"]+)', page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
