@@ -35,7 +35,7 @@ def hybridfl(*arguments: object) -> Result:
 
 
 def process(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from hybridfl.cli import main; main()", *map(str, arguments)]
+    command = [sys.executable, "-m", "hybridfl", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
 
 
@@ -112,6 +112,13 @@ def test_report_reads_a_folder(tmp_path: Path) -> None:
     assert "report.html" in result.output.replace("\n", "")
 
 
+def test_the_version_is_printed() -> None:
+    from hybridfl import __version__
+
+    assert hybridfl("--version").output == f"hybridfl {__version__}\n"
+    assert process("--version").stdout == f"hybridfl {__version__}\n"
+
+
 def test_algorithms_are_listed() -> None:
     output = hybridfl("algorithms").output
     for name in (
@@ -134,7 +141,7 @@ def test_help_has_examples(command: list[str]) -> None:
     assert "Usage" in output
     if command in (["run"], ["compare"], ["report"]):
         assert f"hybridfl {command[0]} " in output
-        assert "Example" in output
+        assert "Examples" in output
 
 
 @pytest.mark.parametrize(
@@ -213,7 +220,7 @@ def test_an_unwritable_folder(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_leaves_what_was_recorded(tmp_path: Path) -> None:
     arguments = ["run", "--seconds", "100000", "--evaluate-every", "1", "--out", str(tmp_path / "r"), *SMALL]
-    running = subprocess.Popen([sys.executable, "-c", "from hybridfl.cli import main; main()", *arguments], stderr=-1)
+    running = subprocess.Popen([sys.executable, "-m", "hybridfl", *arguments], stderr=-1)
     records = tmp_path / "r" / "records.jsonl"
     deadline = time.monotonic() + 60
     while not records.exists() or len(records.read_text().splitlines()) < 3:

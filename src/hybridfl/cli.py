@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Federated learning that neither waits for slow devices nor throws their work away.\n\n"
@@ -29,15 +29,26 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _options(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _examples(*commands: str) -> str:
+    """A help page's last part: an empty line between two lines keeps them apart."""
+    return "\n\n".join(["[bold]Examples[/bold]", *commands])
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from hybridfl import __version__
 
         typer.echo(f"hybridfl {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Options of `hybridfl` itself; its help is the app's."""
 
 
 ALL = "hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff"
@@ -65,7 +76,7 @@ RoundsOption = Annotated[
 EveryOption = Annotated[
     float | None,
     typer.Option(
-        help="Virtual seconds between evaluations. [default: --seconds / 200]",
+        help="Virtual seconds between evaluations. (default: --seconds / 200)",
         rich_help_panel="Budget",
         show_default=False,
     ),
@@ -84,10 +95,11 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress di
 
 
 @app.command(
-    epilog="**Examples**\n\n"
-    "`hybridfl run`\n\n"
-    "`hybridfl run --task 'synthetic(0, 0)' --algorithm fedbuff --seconds 100`\n\n"
-    "`hybridfl run --algorithm 'HFL(merge=Memory(RankOne(trust=0.6)))' --stragglers 0.5 --out results/trusting`"
+    epilog=_examples(
+        "hybridfl run",
+        "hybridfl run --task 'synthetic(0, 0)' --algorithm fedbuff --seconds 100",
+        "hybridfl run --algorithm 'HFL(merge=Memory(RankOne(trust=0.6)))' --stragglers 0.5",
+    )
 )
 def run(
     task: TaskOption = "synthetic",
@@ -107,7 +119,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Decides the data, the delays and every draw.")] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results. [default: results/TASK-ALGORITHM-seed-N]", show_default=False),
+        typer.Option(help="Folder for the results. (default: results/TASK-ALGORITHM-seed-N)", show_default=False),
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -157,10 +169,11 @@ def run(
 
 
 @app.command(
-    epilog="**Examples**\n\n"
-    "`hybridfl compare --seconds 200 --seeds 3`\n\n"
-    "`hybridfl compare --algorithms \"hfl,fedbuff,FedBuff(buffer=20)\" --task 'synthetic(0, 0)' --out results/buffers`\n\n"
-    "`hybridfl compare --algorithms hfl,fedavg --rounds 50 --json > table.json`"
+    epilog=_examples(
+        "hybridfl compare --seconds 200 --seeds 3",
+        "hybridfl compare --algorithms 'hfl,fedbuff,FedBuff(buffer=20)' --out results/buffers",
+        "hybridfl compare --algorithms hfl,fedavg --rounds 50 --json > table.json",
+    )
 )
 def compare(
     algorithms: Annotated[
@@ -180,10 +193,10 @@ def compare(
     schedule: ScheduleOption = "inverse",
     target: Annotated[
         float | None,
-        typer.Option(help="Accuracy to time, 0 to 1. [default: 95 % of the best]", show_default=False),
+        typer.Option(help="Accuracy to time, 0 to 1. (default: 95 % of the best)", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results. [default: results/compare-TASK]", show_default=False)
+        Path | None, typer.Option(help="Folder for the results. (default: results/compare-TASK)", show_default=False)
     ] = None,
     quiet: QuietOption = False,
     as_json: Annotated[
@@ -244,12 +257,12 @@ def compare(
         _stopped(folder)
 
 
-@app.command(epilog="**Example**\n\n`hybridfl report results/compare-synthetic-1-1`")
+@app.command(epilog=_examples("hybridfl report results/compare-synthetic-1-1"))
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote.")],
     target: Annotated[
         float | None,
-        typer.Option(help="Accuracy to time, 0 to 1. [default: 95 % of the best]", show_default=False),
+        typer.Option(help="Accuracy to time, 0 to 1. (default: 95 % of the best)", show_default=False),
     ] = None,
 ) -> None:
     """Write one page with all figures that works offline, and the figures as SVG and PDF."""

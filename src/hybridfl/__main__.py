@@ -1,0 +1,5 @@
+"""`python -m hybridfl` is `hybridfl`."""
+
+from hybridfl.cli import main
+
+main()
