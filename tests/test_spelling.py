@@ -16,9 +16,10 @@ from hybridfl.algorithms.memory import Memory
 from hybridfl.algorithms.sampling import ProportionalToDelay
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.algorithms.stragglers import KnownShare
+from hybridfl.data.partition import Dirichlet, PowerLaw
 from hybridfl.errors import InputError
 from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, read_algorithm, read_task, split_list
-from hybridfl.tasks import Synthetic, SyntheticIID
+from hybridfl.tasks import MNIST, FashionMNIST, Synthetic, SyntheticIID
 
 LOCAL = FullWork(epochs=3)
 
@@ -60,7 +61,9 @@ def test_tasks() -> None:
     assert read_task("synthetic(0, 0.5)") == Synthetic(0.0, 0.5)
     assert read_task("Synthetic(xi=0)") == Synthetic(1.0, 0.0)
     assert read_task("synthetic-iid") == SyntheticIID()
-    assert set(TASKS) == {"synthetic", "synthetic-iid"}
+    assert read_task("fashion-mnist") == FashionMNIST(PowerLaw())
+    assert read_task("mnist(Dirichlet(0.1))") == MNIST(Dirichlet(0.1))
+    assert set(TASKS) == {"synthetic", "synthetic-iid", "fashion-mnist", "mnist"}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hybridfl import cli_data
+from hybridfl.cli_data import DataDirOption
 from hybridfl.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ app = typer.Typer(
     help="Federated learning that neither waits for slow devices nor throws their work away.\n\n"
     "Everything runs in virtual time, on this machine; the same seed gives the same numbers.",
 )
+
+app.add_typer(cli_data.app, name="data")
 
 
 def _examples(*commands: str) -> str:
@@ -56,7 +60,9 @@ ALL = "hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff"
 TaskOption = Annotated[
     str,
     typer.Option(
-        "--task", help="What is learned: synthetic, 'synthetic(0, 0)', synthetic-iid.", rich_help_panel="Task"
+        "--task",
+        help="What is learned: synthetic, 'synthetic(0, 0)', fashion-mnist, 'mnist(Dirichlet(0.1))', …",
+        rich_help_panel="Task",
     ),
 ]
 DevicesOption = Annotated[int, typer.Option(help="Devices in the fleet.", rich_help_panel="Fleet")]
@@ -121,6 +127,7 @@ def run(
         Path | None,
         typer.Option(help="Folder for the results. (default: results/TASK-ALGORITHM-seed-N)", show_default=False),
     ] = None,
+    data_dir: DataDirOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
@@ -143,6 +150,7 @@ def run(
         seconds,
         rounds,
         evaluate_every,
+        data_dir,
     )
     (plan,) = comparison.runs()
     folder = out or Path("results") / _slug(f"{plan.task.name}-{plan.name}-seed-{seed}")
@@ -198,6 +206,7 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results. (default: results/compare-TASK)", show_default=False)
     ] = None,
+    data_dir: DataDirOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")
@@ -230,6 +239,7 @@ def compare(
         seconds,
         rounds,
         evaluate_every,
+        data_dir,
     )
     runs = list(comparison.runs())
     folder = out or Path("results") / _slug(f"compare-{runs[0].task.name}")

@@ -30,6 +30,7 @@ class Comparison:
     seconds: float | None = None
     rounds: int | None = None
     evaluate_every: float | None = None
+    data_dir: Path | None = None
 
     def __post_init__(self) -> None:
         if not self.algorithms:
@@ -41,7 +42,7 @@ class Comparison:
     def runs(self) -> Iterator[Run]:
         """Seed by seed, so that a seed's data are made once and shared by all algorithms."""
         for seed in self.seeds:
-            task = self.recipe.build(self.devices, seed)
+            task = self.recipe.build(self.devices, seed, self.data_dir)
             timing = PaperDelays(self.devices, self.stragglers, self.max_delay, seed)
             for label, algorithm in self.algorithms.items():
                 yield Run(task, algorithm, timing, self.seconds, self.rounds, self.evaluate_every, seed, label)

@@ -47,7 +47,7 @@ class ModuleForward:
         parameters = unflatten(self._model, weights)
         losses, right = [], []
         for chunk in torch.split(torch.from_numpy(rows), _CHUNK):
-            outputs = functional_call(self._model, parameters, (samples.inputs[chunk],))
+            outputs = functional_call(self._model, parameters, (samples.take(chunk),))
             targets = samples.targets[chunk]
             losses.append(loss_by_sample(self._loss, outputs, targets))
             right.append((outputs.argmax(-1) if outputs.dim() > targets.dim() else outputs) == targets)

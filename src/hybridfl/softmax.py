@@ -41,6 +41,7 @@ class SoftmaxSGD:
     ) -> None:
         self._samples = samples
         self._inputs = samples.inputs.flatten(1).contiguous().numpy()
+        self._scale = _scale(samples)
         self._targets = _classes(samples, num_classes)
         self._num_classes = num_classes
         self._l2 = l2
@@ -59,6 +60,7 @@ class SoftmaxSGD:
                 mine,
                 weights,
                 self._inputs,
+                self._scale,
                 self._targets,
                 batches.order,
                 batches.starts,
@@ -94,12 +96,25 @@ class SoftmaxForward:
         losses = np.empty(len(rows), dtype=np.float32)
         right = np.empty(len(rows), dtype=np.bool_)
         parts = [
-            (weights.numpy(), inputs, targets, part, self._num_classes, losses[part_at], right[part_at])
+            (
+                weights.numpy(),
+                inputs,
+                _scale(samples),
+                targets,
+                part,
+                self._num_classes,
+                losses[part_at],
+                right[part_at],
+            )
             for part, part_at in _pieces(rows)
         ]
         for done in [_pool(os.getpid()).submit(_score, *part) for part in parts]:
             done.result()
         return torch.from_numpy(losses), torch.from_numpy(right)
+
+
+def _scale(samples: Samples) -> np.float32:
+    return np.float32(1.0 if samples.scale is None else samples.scale)
 
 
 def _classes(samples: Samples, num_classes: int) -> NDArray[np.int64]:
@@ -137,6 +152,7 @@ def _train(
     mine,
     weights,
     inputs,
+    scale,
     targets,
     order,
     starts,
@@ -178,7 +194,7 @@ def _train(
             for first in range(begin, end, batch_sizes[j]):
                 batch = order[first : min(first + batch_sizes[j], end)]
                 count = (batch.size + 3) // 4 * 4
-                _gather(inputs, batch, x, width)
+                _gather(inputs, scale, batch, x, width)
                 _forward(w, x, scores, count, rows, width)
                 if epoch == epochs[j] - 1:
                     _scores_of_targets(scores, targets, batch, count, own)
@@ -197,7 +213,7 @@ def _train(
 
 
 @_compiled
-def _score(weights, inputs, targets, rows_of, num_classes, losses, right):
+def _score(weights, inputs, scale, targets, rows_of, num_classes, losses, right):
     """The cross-entropy of every sample, and whether its target has the largest logit (the first of equals)."""
     features = inputs.shape[1]
     width = _unsigned((features + 16) // 16 * 16)
@@ -210,7 +226,7 @@ def _score(weights, inputs, targets, rows_of, num_classes, losses, right):
     tops, totals, own = np.zeros((3, 64), dtype=np.float32)
     for first in range(0, rows_of.size, 64):
         batch = rows_of[first : first + 64]
-        _gather(inputs, batch, x, width)
+        _gather(inputs, scale, batch, x, width)
         _forward(w, x, scores, 64, rows, width)
         _scores_of_targets(scores, targets, batch, 64, own)
         for s in range(batch.size):
@@ -239,14 +255,14 @@ def _unpack(w, flat, num_classes, features, width):
 
 
 @_compiled
-def _gather(inputs, batch, x, width):
+def _gather(inputs, scale, batch, x, width):
     """x[s] ← (sample, 1, 0 …); rows that fill up a block of four samples are 0."""
     features = inputs.shape[1]
     for s in range(batch.size):
         sample = inputs[batch[s]]
         at = _unsigned(s) * width
         for d in range(_unsigned(features)):
-            x[at + d] = sample[d]
+            x[at + d] = scale * np.float32(sample[d])
         x[at + _unsigned(features)] = np.float32(1.0)
     for i in range(_unsigned(batch.size) * width, _unsigned((batch.size + 3) // 4 * 4) * width):
         x[i] = np.float32(0.0)

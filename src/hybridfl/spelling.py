@@ -34,9 +34,10 @@ from hybridfl.algorithms.sampling import Deadline, Everyone, FirstOf, Participan
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.algorithms.staleness import Constant, Hinge, Polynomial, StalenessWeight
 from hybridfl.algorithms.stragglers import KnownShare, Learned, Stragglers
+from hybridfl.data.partition import IID, Dirichlet, Partition, PowerLaw, Shards
 from hybridfl.errors import InputError, nearest
 from hybridfl.protocol import Algorithm
-from hybridfl.tasks import Synthetic, SyntheticIID, TaskRecipe
+from hybridfl.tasks import MNIST, FashionMNIST, Synthetic, SyntheticIID, TaskRecipe
 
 Constructor = Callable[..., Any]
 
@@ -49,7 +50,12 @@ ALGORITHMS: Mapping[str, Constructor] = {
     "fedbuff": FedBuff,
     "s-sgd": SSGD,
 }
-TASKS: Mapping[str, Constructor] = {"synthetic": Synthetic, "synthetic-iid": SyntheticIID}
+TASKS: Mapping[str, Constructor] = {
+    "synthetic": Synthetic,
+    "synthetic-iid": SyntheticIID,
+    "fashion-mnist": FashionMNIST,
+    "mnist": MNIST,
+}
 
 PARTS: Mapping[Any, tuple[type, ...]] = {
     Merge: (Memory, Blend),
@@ -61,6 +67,7 @@ PARTS: Mapping[Any, tuple[type, ...]] = {
     Local: (FullWork, PartialWork),
     FullWork: (FullWork,),
     Schedule: (InverseTime, InverseSqrt, ConstantRate),
+    Partition: (PowerLaw, IID, Dirichlet, Shards),
 }
 """What may stand where a parameter of this type is wanted."""
 

@@ -61,7 +61,7 @@ class LocalSGD:
             rows, sizes = batches.at(step, ranked[:active])
             shape = rows.shape
             flat = torch.from_numpy(rows.reshape(-1))
-            inputs = self._samples.inputs[flat].view(*shape, *self._samples.inputs.shape[1:])
+            inputs = self._samples.take(flat).view(*shape, *self._samples.inputs.shape[1:])
             targets = self._samples.targets[flat].view(*shape, *self._samples.targets.shape[1:])
             counts = torch.from_numpy((np.arange(shape[1]) < sizes[:, None]) / sizes[:, None]).to(weights.dtype)
             now = weights[:active]

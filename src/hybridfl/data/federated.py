@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,12 +16,16 @@ from hybridfl.randomness import generator
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Device i holds the rows `index[offsets[i]:offsets[i + 1]]` of `inputs` and `targets`."""
+    """Device i holds the rows `index[offsets[i]:offsets[i + 1]]` of `inputs` and `targets`.
+
+    Inputs may be stored compactly, images as bytes for example: a model sees them as float32 times `scale`.
+    """
 
     inputs: Tensor
     targets: Tensor
     index: NDArray[np.int64]
     offsets: NDArray[np.int64]
+    scale: float | None = None
 
     @classmethod
     def from_devices(cls, devices: Sequence[tuple[Tensor, Tensor]]) -> Samples:
@@ -39,6 +43,23 @@ class Samples:
             offsets=np.concatenate([[0], np.cumsum(sizes)]),
         )
         return samples.checked()
+
+    @classmethod
+    def shared_out(
+        cls, inputs: Tensor, targets: Tensor, rows: Sequence[NDArray[np.int64]], scale: float | None = None
+    ) -> Samples:
+        """One set of samples, shared out as `rows` says: one array of rows a device."""
+        return cls(inputs, targets, np.arange(0), np.zeros(1, dtype=np.int64), scale).with_rows(rows)
+
+    def with_rows(self, rows: Sequence[NDArray[np.int64]]) -> Samples:
+        """The same inputs and targets, shared out as `rows` says: one array of rows a device."""
+        sizes = [len(part) for part in rows]
+        return replace(self, index=np.concatenate(rows), offsets=np.concatenate([[0], np.cumsum(sizes)]))
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The inputs in these rows, as a model sees them."""
+        inputs = self.inputs[rows]
+        return inputs if self.scale is None else inputs.float() * self.scale
 
     def checked(self) -> Samples:
         """Itself, if every device has samples and all of them are finite."""
@@ -73,7 +94,7 @@ class Samples:
 
     def pooled(self) -> Samples:
         """The same samples as one device that holds them all."""
-        return Samples(self.inputs, self.targets, self.index, np.array([0, len(self.index)]))
+        return replace(self, offsets=np.array([0, len(self.index)]))
 
     def split(self, test_share: float = 0.1, seed: int = 0) -> tuple[Samples, Samples]:
         """(train, test): of each device's samples, `test_share` (rounded up, drawn by the seed) are held out.
@@ -87,8 +108,4 @@ class Samples:
             held_out = min(int(np.ceil(test_share * len(rows))), len(rows) - 1)
             train.append(np.sort(rows[held_out:]))
             test.append(np.sort(rows[:held_out]))
-        return self._with_rows(train), self._with_rows(test)
-
-    def _with_rows(self, rows: Sequence[NDArray[np.int64]]) -> Samples:
-        sizes = [len(part) for part in rows]
-        return Samples(self.inputs, self.targets, np.concatenate(rows), np.concatenate([[0], np.cumsum(sizes)]))
+        return self.with_rows(train), self.with_rows(test)

@@ -1,0 +1,135 @@
+"""`hybridfl data`: what data sets there are, where they lie, and how skewed a task's devices are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+    from hybridfl.data.store import RemoteFile
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Data sets: list, fetch, check, where, show.")
+
+DataDirOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir", help="Where data sets lie. (default: $HYBRIDFL_DATA, else the cache folder)", show_default=False
+    ),
+]
+NameArgument = Annotated[str, typer.Argument(help="A name of `hybridfl data list`.")]
+
+
+@app.command("list")
+def list_all(data_dir: DataDirOption = None) -> None:
+    """The data sets there are, and which of them are on this machine."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridfl.data.store import DATA_SETS
+    from hybridfl.data.store import data_dir as folder_of
+
+    folder = folder_of(data_dir)
+    table = Table("Name", "What it is", "Size", "Here", "Terms", box=None, pad_edge=False)
+    for name, data_set in DATA_SETS.items():
+        here = all((folder / file.name).is_file() for file in data_set.files)
+        table.add_row(
+            name, data_set.title, f"{data_set.num_bytes / 1e6:.1f} MB", "yes" if here else "no", data_set.terms
+        )
+    Console().print(table)
+
+
+@app.command()
+def fetch(name: NameArgument, data_dir: DataDirOption = None) -> None:
+    """Download a data set, unless it is there already."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    from hybridfl.data.store import fetch as fetch_files
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        paths = fetch_files(name, data_dir, lambda file: FileProgress(progress, file))
+    typer.echo(f"{name} is in {paths[0].parent}")
+
+
+@app.command()
+def check(data_dir: DataDirOption = None) -> None:
+    """Verify the checksums of all data sets on this machine."""
+    from hybridfl.data.store import DATA_SETS, is_intact
+    from hybridfl.data.store import data_dir as folder_of
+    from hybridfl.errors import InputError
+
+    folder = folder_of(data_dir)
+    damaged = []
+    for name, data_set in DATA_SETS.items():
+        there = [file for file in data_set.files if (folder / file.name).is_file()]
+        bad = [file.name for file in there if not is_intact(folder / file.name, file)]
+        damaged += bad
+        missing = len(data_set.files) - len(there)
+        state = "not here" if not there else "damaged" if bad else "incomplete" if missing else "intact"
+        typer.echo(f"{name}: {state}")
+    if damaged:
+        raise InputError(
+            f"{', '.join(damaged)} in '{folder}' is not what was published: run `hybridfl data fetch` again."
+        )
+
+
+@app.command()
+def where(data_dir: DataDirOption = None) -> None:
+    """Print the folder that holds the data sets."""
+    from hybridfl.data.store import data_dir as folder_of
+
+    typer.echo(folder_of(data_dir))
+
+
+@app.command()
+def show(
+    task: Annotated[str, typer.Option(help="fashion-mnist, 'mnist(Dirichlet(0.1))', synthetic, …")] = "synthetic",
+    devices: Annotated[int, typer.Option(help="Devices in the fleet.")] = 100,
+    seed: Annotated[int, typer.Option(help="Decides how samples are shared out.")] = 0,
+    out: Annotated[Path, typer.Option(help="The picture to write: .svg, .pdf or .png.")] = Path("labels.svg"),
+    data_dir: DataDirOption = None,
+) -> None:
+    """Draw which labels every device holds, and how many of each."""
+    import numpy as np
+
+    from hybridfl.errors import InputError
+    from hybridfl.spelling import read_task
+
+    if out.suffix not in (".svg", ".pdf", ".png"):
+        raise InputError(f"'{out}' is no picture: end its name in .svg, .pdf or .png.")
+    train = read_task(task).build(devices, seed, data_dir).train
+    from hybridfl.label_plot import label_counts, write_label_plot
+
+    counts = label_counts(train)
+    write_label_plot(train, f"{task}: {len(train.index):,} samples on {devices} devices, seed {seed}", out)
+    sizes, held = counts.sum(axis=0), (counts > 0).sum(axis=0)
+    typer.echo(
+        f"Samples a device: {sizes.min()} to {sizes.max()}, median {np.median(sizes):g}. "
+        f"Labels a device: {held.min()} to {held.max()}, median {np.median(held):g}."
+    )
+    typer.echo(f"Picture: {out}")
+
+
+class FileProgress:
+    """One line of the display, as pooch wants it: it sets `total` and calls `update`, `reset` and `close`."""
+
+    def __init__(self, progress: Progress, file: RemoteFile) -> None:
+        self._progress = progress
+        self._line: TaskID = progress.add_task(Path(file.name).name, total=file.num_bytes)
+        self.total = file.num_bytes
+
+    def update(self, num_bytes: int) -> None:
+        """So many more bytes have arrived."""
+        self._progress.update(self._line, total=self.total, advance=num_bytes)
+
+    def reset(self) -> None:
+        """Start again from nothing."""
+        self._progress.update(self._line, completed=0)
+
+    def close(self) -> None:
+        """All is there."""
