@@ -232,3 +232,17 @@ def test_an_interrupted_run_leaves_what_was_recorded(tmp_path: Path) -> None:
     assert b"Stopped. What was recorded until then is in" in errors
     assert b"Traceback" not in errors
     assert len(load(tmp_path / "r").records) >= 3
+
+
+def test_the_table_holds_the_algorithms_asked_for(tmp_path: Path) -> None:
+    """Others in the folder stay for the report."""
+    common = ["--seeds", "1", "--seconds", "3", "--out", tmp_path, "--json", *SMALL]
+    hybridfl("compare", "--algorithms", "hfl", *common)
+    rows = json.loads(hybridfl("compare", "--algorithms", "fedasync", *common).stdout)["rows"]
+    assert [row["algorithm"] for row in rows] == ["fedasync"]
+    assert len(load_all(tmp_path)) == 2
+
+
+def test_algorithms_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="would share the folder"):
+        hybridfl("compare", "--algorithms", "FedBuff(2),FedBuff( 2)", "--out", tmp_path, *SMALL)

@@ -220,7 +220,7 @@ def compare(
     from hybridfl.errors import require_share
     from hybridfl.experiment import save
     from hybridfl.progress import RunsDisplay
-    from hybridfl.records import load_all
+    from hybridfl.records import load
     from hybridfl.spelling import read_algorithm, read_task, split_list
     from hybridfl.summary import default_target, summarise
 
@@ -255,7 +255,10 @@ def compare(
                 display.finish(plan)
         except KeyboardInterrupt:
             interrupted = True
-    saved = load_all(folder)
+    begun = [folder_of(folder, plan) for plan in runs if (folder_of(folder, plan) / "run.json").exists()]
+    saved = [run for run in map(load, begun) if run.records]
+    if not saved:
+        _stopped(folder)
     goal = default_target(saved) if target is None else target
     rows = summarise(saved, goal)
     if as_json:

@@ -55,8 +55,13 @@ def folder_of(out: Path, run: Run) -> Path:
 
 def check_out(out: Path, runs: Sequence[Run]) -> None:
     """Refuse to write where another configuration's results lie, or beside runs that could not be compared with these."""
-    for run in runs:
-        check_folder(folder_of(out, run), run.config())
+    folders = [folder_of(out, run) for run in runs]
+    for folder, run in zip(folders, runs, strict=True):
+        if folders.count(folder) > 1:
+            raise InputError(
+                f"'{run.name}' and another algorithm would share the folder '{folder}': compare them apart."
+            )
+        check_folder(folder, run.config())
     planned = runs[0].config()
     for path in sorted(out.rglob("run.json")) if out.is_dir() else []:
         found = json.loads(path.read_text())
