@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 import math
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch import nn
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import ConstantRate, FullWork
-from hybridfl.algorithms.sampling import Everyone, FirstOf, Uniform
+from hybridfl.algorithms.sampling import Deadline, Everyone, FirstOf, Uniform
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.errors import InputError
 from hybridfl.experiment import Run, Task, execute, forward_for, save, simulate, trainer_for
@@ -47,8 +48,8 @@ def test_whichever_limit_comes_first() -> None:
 
 def test_records_are_made_of_the_first_version_in_every_stretch() -> None:
     records = simulate(TASK, HFL(local=LOCAL), TIMING, seconds=20, evaluate_every=5)
-    assert [record.seconds for record in records] == [0.0, 1.5, 5.5, 10.5, 15.5]
-    assert [record.version for record in records] == [0, 1, 5, 10, 15]
+    assert [record.seconds for record in records] == [0.0, 1.5, 5.5, 10.5, 15.5, 20.0]
+    assert [record.version for record in records] == [0, 1, 5, 10, 15, 19]
 
 
 def test_the_first_record_is_the_untrained_model() -> None:
@@ -75,6 +76,20 @@ def test_staleness_of_hfl_is_what_the_delays_say() -> None:
     for arrival in late:
         assert arrival.staleness == TIMING.expected_seconds[arrival.device] - 1
     assert sum(len(s.arrivals) for s in snapshots) == snapshots[-1].record.merged
+
+
+def test_the_end_of_a_run_is_recorded_with_all_that_arrived() -> None:
+    snapshots = list(execute(Run(TASK, FedAvg(Deadline(5, 2.0), LOCAL), TIMING, seconds=21, evaluate_every=100)))
+    assert [s.record.seconds for s in snapshots] == [0.0, 2.0, 21.0]
+    arrivals = [arrival for s in snapshots for arrival in s.arrivals]
+    assert snapshots[-1].record.merged + snapshots[-1].record.discarded == len(arrivals)
+    assert snapshots[-1].record.bytes_received == len(arrivals) * 2440
+    assert snapshots[-1].record.version > snapshots[1].record.version
+
+
+def test_a_run_that_can_make_no_version_is_given_up() -> None:
+    with pytest.raises(InputError, match="updates were all discarded as 'late'.*give devices more time"):
+        simulate(TASK, FedAvg(Deadline(5, 0.5), LOCAL), TIMING, rounds=3)
 
 
 def test_discarded_work_is_counted_and_named() -> None:
@@ -145,6 +160,30 @@ def test_a_loss_that_is_not_by_sample_writes_nothing(tmp_path: Path) -> None:
 def test_bad_budgets(budget: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Run(TASK, HFL(), TIMING, **budget)
+
+
+def test_a_model_of_another_width_is_refused() -> None:
+    task = dataclasses.replace(TASK, model=LogisticRegression(64, 10))
+    with pytest.raises(InputError, match="takes 64 features, but the samples have 60"):
+        simulate(task, HFL(), TIMING, rounds=1)
+
+
+def test_targets_that_are_no_classes_have_no_accuracy() -> None:
+    devices = [(torch.randn(20, 3), torch.randn(20)) for _ in range(3)]
+    task = Task.from_devices(devices, nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), loss=_squared)
+    record = simulate(task, HFL(), ConstantSeconds(3), rounds=2)[-1]
+    assert math.isnan(record.test_accuracy)
+    assert record.train_loss > 0
+    assert task.describe()["loss"] == "_squared"
+
+
+def _squared(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets) ** 2
+
+
+def test_a_loss_has_a_name_without_an_address() -> None:
+    partial = functools.partial(nn.functional.cross_entropy, reduction="none")
+    assert dataclasses.replace(TASK, loss=partial).describe()["loss"] == "cross_entropy(reduction='none')"
 
 
 def test_a_timing_for_another_fleet_is_refused() -> None:

@@ -175,7 +175,7 @@ def test_refuses_a_model_without_parameters() -> None:
 def test_refuses_a_loss_that_is_one_number_for_the_batch() -> None:
     model = mlp()
     train = LocalSGD(random_samples(4), model, nn.functional.cross_entropy)
-    with pytest.raises(InputError, match=r"shape \(\) for 4 samples.*reduction='none'"):
+    with pytest.raises(InputError, match=r"shape \(\), but .* each of the 4 samples .*reduction='none'"):
         train([Job(0, 0, flatten(model), Work(1, 4, 0.1), 0.0)])
 
 

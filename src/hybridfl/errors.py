@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
 
 
@@ -24,6 +25,6 @@ def require_share(name: str, value: float) -> None:
 
 
 def require_positive(name: str, value: float) -> None:
-    """A count, a rate or a time is above zero."""
-    if not value > 0:
-        raise InputError(f"{name}={value} must be above 0.")
+    """A count, a rate or a time is above zero and finite."""
+    if not 0 < value < math.inf:
+        raise InputError(f"{name}={value} must be above 0 and finite.")

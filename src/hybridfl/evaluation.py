@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,7 +38,7 @@ class Forward(Protocol):
 
 
 class ModuleForward:
-    """For any model. A prediction is right if its largest output is the target's."""
+    """For any model. A prediction is right if its largest output is the target's; NaN where targets are no classes."""
 
     def __init__(self, model: nn.Module, loss: Loss) -> None:
         self._model, self._loss = model, loss
@@ -50,7 +51,8 @@ class ModuleForward:
             outputs = functional_call(self._model, parameters, (samples.take(chunk),))
             targets = samples.targets[chunk]
             losses.append(loss_by_sample(self._loss, outputs, targets))
-            right.append((outputs.argmax(-1) if outputs.dim() > targets.dim() else outputs) == targets)
+            is_class = not targets.is_floating_point() and outputs.dim() > targets.dim()
+            right.append(outputs.argmax(-1) == targets if is_class else torch.full((len(chunk),), math.nan))
         return torch.cat(losses), torch.cat(right)
 
 

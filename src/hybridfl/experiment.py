@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
@@ -72,7 +73,7 @@ class Task:
             "test_samples": len(self.test.index),
             "model": " ".join(repr(self.model).split()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "loss": getattr(self.loss, "__name__", repr(self.loss)),
+            "loss": _name_of(self.loss),
             "l2": self.l2,
             "checksum": self._checksum(),
         }
@@ -91,7 +92,7 @@ class Run:
     """One algorithm on one task and fleet. It ends after `seconds` of virtual time or `rounds` versions, whichever is first.
 
     A record is made of the first version in every stretch of `evaluate_every` virtual seconds: by default 200 stretches
-    over `seconds` or, with no limit on time, at every instant that makes a version.
+    over `seconds` or, with no limit on time, at every instant that makes a version. The last one is made at the very end.
     """
 
     task: Task
@@ -120,7 +121,10 @@ class Run:
         """Raise `InputError` if the run could not start, before anything is written."""
         check_trainable(self.task.model)
         task, _, fleet = _stage(self)
-        self.algorithm.init(flatten(task.model), fleet)
+        try:
+            self.algorithm.init(flatten(task.model), fleet)
+        except InputError as error:
+            raise InputError(f"{self.name}: {error}") from None
 
     @property
     def name(self) -> str:
@@ -199,20 +203,24 @@ def _play(plan: Run, task: Task, timing: FleetTiming, fleet: Fleet) -> Iterator[
     started = time.perf_counter()
     yield tally.snapshot(0, 0.0, 0.0, asdict(evaluate(weights)))
 
-    every, due, newest = plan.seconds_between_records, 0.0, 0
+    every, due = plan.seconds_between_records, 0.0
     for moment in run(plan.algorithm, simulation, state, outbox):
         now, version = moment.inbox.now, moment.state.version
         if plan.seconds is not None and now > plan.seconds:
-            return
+            break
         tally.count(moment)
         is_last = plan.rounds is not None and version >= plan.rounds
-        # Only at the instant that made a version has all that arrived been merged into it.
-        if version > newest and (now >= due or is_last):
+        # Only the instant that makes a version is worth a record: all that arrived has been merged into it.
+        if version > state.version and (now >= due or is_last):
             yield tally.snapshot(version, now, time.perf_counter() - started, asdict(evaluate(moment.state.weights)))
             due = (math.floor(now / every) + 1) * every if every else now
-        newest = version
+        state = moment.state
         if is_last:
             return
+    assert plan.seconds is not None
+    if tally.recorded_seconds < plan.seconds:
+        wall_seconds = time.perf_counter() - started
+        yield tally.snapshot(state.version, float(plan.seconds), wall_seconds, asdict(evaluate(state.weights)))
 
 
 @contextmanager
@@ -235,6 +243,10 @@ def _stage(plan: Run) -> tuple[Task, FleetTiming, Fleet]:
     return task, timing, Fleet(task.train.num_samples, timing.expected_seconds, plan.seed)
 
 
+MOST_DISCARDED_IN_A_ROW = 1000
+"""So many updates thrown away one after the other, and a run is given up: it would never make another version."""
+
+
 class _Tally:
     """Counts what happened since the start, and since the last record."""
 
@@ -242,6 +254,8 @@ class _Tally:
         self._bytes_a_model = bytes_a_model
         self._sent, self._received, self._merged, self._discarded = sent, 0, 0, 0
         self._arrivals: list[Arrival] = []
+        self._discarded_in_a_row = 0
+        self.recorded_seconds = 0.0
 
     def count(self, moment: Moment[Any]) -> None:
         for update, receipt in zip(moment.inbox.updates, moment.outbox.receipts, strict=True):
@@ -251,6 +265,12 @@ class _Tally:
             )
             self._merged += receipt.discarded is None
             self._discarded += receipt.discarded is not None
+            self._discarded_in_a_row = 0 if receipt.discarded is None else self._discarded_in_a_row + 1
+        if self._discarded_in_a_row >= MOST_DISCARDED_IN_A_ROW:
+            raise InputError(
+                f"The last {self._discarded_in_a_row} updates were all discarded as '{self._arrivals[-1].discarded}', so "
+                "no version will ever be made: give devices more time."
+            )
         self._received += len(moment.inbox.updates)
         self._sent += len(moment.outbox.jobs)
 
@@ -269,6 +289,7 @@ class _Tally:
             **scores,
         )
         arrivals, self._arrivals = tuple(self._arrivals), []
+        self.recorded_seconds = seconds
         return Snapshot(record, arrivals)
 
 
@@ -300,6 +321,14 @@ def save(plan: Run, folder: Path) -> Iterator[Record]:
             yield snapshot.record
 
 
+def _name_of(loss: Loss) -> str:
+    """A name without a memory address, so that the same run has the same configuration tomorrow."""
+    if isinstance(loss, functools.partial):
+        given = [*map(repr, loss.args), *(f"{name}={value!r}" for name, value in loss.keywords.items())]
+        return f"{_name_of(loss.func)}({', '.join(given)})"
+    return str(getattr(loss, "__name__", type(loss).__name__))
+
+
 def _versions() -> dict[str, str]:
-    packages = {name: metadata.version(name) for name in ("hybridfl", "torch", "numpy") if find_spec(name)}
+    packages = {name: metadata.version(name) for name in ("hybridfl", "torch", "numpy", "numba") if find_spec(name)}
     return {"python": platform.python_version(), "platform": platform.platform(), **packages}

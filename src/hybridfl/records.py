@@ -22,7 +22,7 @@ class Record:
     """Virtual."""
     wall_seconds: float
     merged: int
-    """Updates merged since the start."""
+    """Updates merged since the start; in the last record, a few of them may still wait for their round to close."""
     mean_staleness: float
     """Of the updates merged since the previous record; NaN if there were none."""
     max_staleness: int

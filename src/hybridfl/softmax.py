@@ -7,6 +7,7 @@ import functools
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numba
 import numpy as np
@@ -49,6 +50,8 @@ class SoftmaxSGD:
         self._threads = threads or _CORES
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
+        for job in jobs:
+            _check_width(job.weights, self._inputs, self._num_classes)
         batches = Batches.of(jobs, self._samples, self._seed)
         weights = torch.stack([job.weights for job in jobs]).numpy()
         losses = np.zeros(len(jobs), dtype=np.float64)
@@ -93,6 +96,7 @@ class SoftmaxForward:
     def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         inputs = samples.inputs.flatten(1).numpy()
         targets = _classes(samples, self._num_classes)
+        _check_width(weights, inputs, self._num_classes)
         losses = np.empty(len(rows), dtype=np.float32)
         right = np.empty(len(rows), dtype=np.bool_)
         parts = [
@@ -119,11 +123,22 @@ def _scale(samples: Samples) -> np.float32:
 
 def _classes(samples: Samples, num_classes: int) -> NDArray[np.int64]:
     """The targets, checked here because compiled code does not check its indices."""
-    targets: NDArray[np.int64] = samples.targets.contiguous().numpy()
+    if samples.targets.is_floating_point():
+        raise InputError("The targets are not whole numbers: logistic regression wants classes, counted from 0.")
+    targets: NDArray[np.int64] = samples.targets.long().contiguous().numpy()
     for label in (targets.min(), targets.max()):
         if not 0 <= label < num_classes:
             raise InputError(f"Target {label} is no class: the model has {num_classes}, counted from 0.")
     return targets
+
+
+def _check_width(weights: Vector, inputs: NDArray[Any], num_classes: int) -> None:
+    """Likewise checked here."""
+    features = weights.numel() // num_classes - 1
+    if features != inputs.shape[1]:
+        raise InputError(
+            f"The model takes {features} features, but the samples have {inputs.shape[1]}: make them agree."
+        )
 
 
 def _pieces(rows: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], slice]]:

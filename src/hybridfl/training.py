@@ -88,8 +88,8 @@ def loss_by_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
     losses = loss(outputs, targets)
     if losses.shape != targets.shape[:1]:
         raise InputError(
-            f"The loss returned shape {tuple(losses.shape)} for {len(targets)} samples: it must return one number a "
-            "sample. Give it reduction='none'."
+            f"The loss returned shape {tuple(losses.shape)}, but one number for each of the {len(targets)} samples is "
+            "wanted: give it reduction='none', and outputs of the targets' shape."
         )
     return losses
 

@@ -28,6 +28,15 @@ def test_partial_work_shortens_the_slowest_share_only() -> None:
     assert drawn[3] == {1, 2, 3, 4, 5}
 
 
+def test_by_default_who_is_behind_the_pace_runs_less() -> None:
+    """The fastest takes 1 s, so a round 1.5 s: the others miss it. On a fleet of equals nobody does."""
+    local = PartialWork(FullWork(epochs=5))
+    assert local.work(0, 0, FLEET).part == 1.0
+    assert {local.work(2, version, FLEET).epochs for version in range(200)} == {1, 2, 3, 4, 5}
+    equals = fleet_of(1, 1, seconds=[3.0, 3.0])
+    assert {local.work(1, version, equals).epochs for version in range(50)} == {5}
+
+
 def test_partial_work_says_what_part_it_is() -> None:
     local = PartialWork(FullWork(epochs=5), share=0.5)
     assert local.work(0, 0, FLEET).part == 1.0

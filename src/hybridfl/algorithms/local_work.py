@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from hybridfl.algorithms.stragglers import slowest
+from hybridfl.algorithms.stragglers import behind_pace, slowest
 from hybridfl.errors import require_positive, require_share
 from hybridfl.protocol import Fleet, Work
 from hybridfl.randomness import generator
@@ -87,15 +87,17 @@ class FullWork:
 class PartialWork:
     """Stragglers run fewer epochs: uniformly drawn from 1..E anew for every job, as in FedProx's experiments.
 
-    The stragglers are the `share` of the fleet with the longest expected seconds. (FedProx draws them anew in every
+    The stragglers are the `share` of the fleet with the longest expected seconds or, by default, who is expected to miss a
+    round at the pace of the fleet's fastest tenth (`Learned`). (FedProx draws them anew in every
     round; here slow devices stay slow, as everywhere in this package.)
     """
 
     full: FullWork = FullWork()
-    share: float = 0.9
+    share: float | None = None
 
     def __post_init__(self) -> None:
-        require_share("share", self.share)
+        if self.share is not None:
+            require_share("share", self.share)
 
     @property
     def learning_rate(self) -> Schedule:
@@ -103,7 +105,7 @@ class PartialWork:
 
     def work(self, device: int, version: int, fleet: Fleet) -> Work:
         work = self.full.work(device, version, fleet)
-        if not slowest(fleet, self.share)[device]:
+        if not (behind_pace(fleet) if self.share is None else slowest(fleet, self.share))[device]:
             return work
         epochs = int(generator(fleet.seed, "partial work", device, version).integers(1, work.epochs, endpoint=True))
         return replace(work, epochs=epochs, part=epochs / work.epochs)

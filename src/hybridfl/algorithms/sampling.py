@@ -130,4 +130,7 @@ def _draw(fleet: Fleet, number: int, busy: frozenset[int], count: int) -> list[i
 
 def _check_count(fleet: Fleet, count: int) -> None:
     if count > len(fleet):
-        raise InputError(f"{count} participants a round, but the fleet has {len(fleet)} devices: ask for fewer.")
+        raise InputError(
+            f"{count} participants a round, but the fleet has {len(fleet)} devices: ask for fewer, "
+            f"for example participants=Uniform({len(fleet)})."
+        )

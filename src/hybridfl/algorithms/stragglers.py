@@ -101,3 +101,9 @@ class Learned:
 
     def normal(self, fleet: Fleet, seconds: Seconds, round_seconds: float) -> NDArray[np.bool_]:
         return seconds <= round_seconds
+
+
+@functools.lru_cache(maxsize=16)
+def behind_pace(fleet: Fleet) -> NDArray[np.bool_]:
+    """Who is expected to miss a round at the pace of the fleet's fastest tenth, as `Learned` judges it."""
+    return fleet.expected_seconds > Learned().round_seconds(fleet.expected_seconds)
