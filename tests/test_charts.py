@@ -176,3 +176,13 @@ def test_a_shade_lies_between_its_stops() -> None:
 def test_a_long_label_is_cut() -> None:
     assert short("a" * 32) == "a" * 32
     assert short("a" * 33) == "a" * 31 + "…"
+
+
+def test_the_report_is_about_hfl_or_the_best_hfl() -> None:
+    worse = saved("HFL(worse)", [record(0, 0, 0.2)], algorithm="HFL(1)")
+    better = saved("HFL(better)", [record(0, 0, 0.8)], algorithm="HFL(2)")
+    plain = saved("hfl", [record(0, 0, 0.1)], algorithm="HFL()")
+    rival = saved("fedavg", [record(0, 0, 0.9)], algorithm="FedAvg()")
+    assert charts.main_label([worse, better, rival, plain]) == "hfl"
+    assert charts.main_label([worse, better, rival]) == "HFL(better)"
+    assert charts.main_label([rival]) is None

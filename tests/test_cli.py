@@ -119,6 +119,15 @@ def test_the_version_is_printed() -> None:
     assert process("--version").stdout == f"hybridfl {__version__}\n"
 
 
+def test_a_report_that_cannot_be_written(tmp_path: Path) -> None:
+    hybridfl("run", "--rounds", 2, "--out", tmp_path / "r", *SMALL)
+    with pytest.raises(InputError, match="target=2"):
+        hybridfl("report", tmp_path / "r", "--target", 2)
+    (tmp_path / "r" / "report.html").mkdir()
+    with pytest.raises(InputError, match="Cannot write the report"):
+        hybridfl("report", tmp_path / "r")
+
+
 def test_algorithms_are_listed() -> None:
     output = hybridfl("algorithms").output
     for name in (
@@ -205,11 +214,38 @@ def test_a_folder_with_another_configuration_is_left_alone(tmp_path: Path) -> No
     assert (tmp_path / "r" / "records.jsonl").read_bytes() == before
 
 
-def test_runs_that_cannot_be_compared_do_not_share_a_folder(tmp_path: Path) -> None:
-    common = ["--seeds", "1", "--out", tmp_path / "c", *SMALL]
-    hybridfl("compare", "--algorithms", "hfl", "--seconds", 3, *common)
-    with pytest.raises(InputError, match="cannot be compared"):
-        hybridfl("compare", "--algorithms", "fedasync", "--seconds", 4, *common)
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (["--seconds", "4"], "seconds 3.0 and 4.0"),
+        (["--stragglers", "0.1"], "timing"),
+        (["--devices", "11"], "task devices 10 and 11"),
+        (["--task", "synthetic(0, 0)"], "task name"),
+        (["--evaluate-every", "1"], "evaluate_every None and 1.0"),
+    ],
+)
+def test_runs_that_cannot_be_compared_do_not_share_a_folder(other: list[str], message: str, tmp_path: Path) -> None:
+    common = ["--seeds", "1", "--out", tmp_path / "c", "--seconds", 3, *SMALL]
+    hybridfl("compare", "--algorithms", "hfl", *common)
+    with pytest.raises(InputError, match=rf"cannot be compared with this \({message}"):
+        hybridfl("compare", "--algorithms", "fedasync", *common, *other)
+
+
+def test_a_second_comparison_may_add_algorithms_and_seeds(tmp_path: Path) -> None:
+    common = ["--out", tmp_path, "--seconds", "3", *SMALL]
+    hybridfl("compare", "--algorithms", "hfl", "--seeds", 1, *common)
+    hybridfl("compare", "--algorithms", "hfl,fedasync", "--seeds", 2, *common)
+    assert len(load_all(tmp_path)) == 4
+
+
+def test_a_folder_with_something_else_in_it(tmp_path: Path) -> None:
+    (tmp_path / "c" / "x").mkdir(parents=True)
+    for content in ("{}", "{", "[]"):
+        (tmp_path / "c" / "x" / "run.json").write_text(content)
+        with pytest.raises(InputError, match="is not a run's configuration"):
+            hybridfl("compare", "--algorithms", "hfl", "--seconds", 3, "--out", tmp_path / "c", *SMALL)
+        with pytest.raises(InputError, match="is not a run's configuration"):
+            hybridfl("report", tmp_path / "c")
 
 
 def test_an_unwritable_folder(tmp_path: Path) -> None:

@@ -6,9 +6,19 @@ from pathlib import Path
 import pytest
 
 from hybridfl.errors import InputError
-from hybridfl.records import Arrival, Config, Record, RunFolder, check_folder, load, load_all
+from hybridfl.records import Arrival, Config, Record, RunFolder, check_folder, difference, load, load_all
 
-CONFIG: Config = {"label": "HFL", "seed": 3, "task": {"name": "synthetic", "l2": 1e-4}, "versions": {"torch": "2.4"}}
+CONFIG: Config = {
+    "label": "HFL",
+    "algorithm": "HFL()",
+    "task": {"name": "synthetic", "l2": 1e-4, "checksum": "a"},
+    "timing": "PaperDelays(devices=3, seed=3)",
+    "seconds": 9.0,
+    "rounds": None,
+    "evaluate_every": None,
+    "seed": 3,
+    "versions": {"torch": "2.4"},
+}
 FIRST = Record(
     version=1,
     seconds=1.5,
@@ -92,7 +102,7 @@ def test_versions_of_packages_do_not_make_another_configuration(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"seed": 4}, r"seed was 3, now 4"), ({"task": {"name": "mnist"}}, r"task was {.*synthetic.*}, now {.*mnist.*}")],
+    [({"seed": 4}, r"seed was 3, now 4"), ({"task": {"name": "mnist"}}, r"task name was 'synthetic', now 'mnist'")],
 )
 def test_another_configuration_is_refused_and_nothing_is_lost(
     tmp_path: Path, change: dict[str, object], words: str
@@ -105,8 +115,8 @@ def test_another_configuration_is_refused_and_nothing_is_lost(
 
 def test_a_setting_that_the_folder_does_not_know_makes_another_configuration(tmp_path: Path) -> None:
     write(tmp_path, FIRST)
-    with pytest.raises(InputError, match="rounds was None, now 10"):
-        check_folder(tmp_path, {**CONFIG, "rounds": 10})
+    with pytest.raises(InputError, match="colour was None, now 10"):
+        check_folder(tmp_path, {**CONFIG, "colour": 10})
 
 
 @pytest.mark.parametrize("below", [".", "run", "deep/run"])
@@ -119,7 +129,7 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path, below: str) -> None:
 
 def test_a_run_json_that_is_not_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(InputError, match=r"run.json' is not JSON"):
+    with pytest.raises(InputError, match=r"run.json' is not a run's configuration"):
         check_folder(tmp_path, CONFIG)
 
 
@@ -159,3 +169,16 @@ def test_every_line_is_json_by_the_letter(tmp_path: Path) -> None:
     write(tmp_path, replace(FIRST, mean_staleness=math.nan))
     rows = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert list(rows[0]) == list(asdict(FIRST))
+
+
+def test_what_the_seed_decides_may_differ_between_seeds_and_nothing_else() -> None:
+    other = {
+        **CONFIG,
+        "seed": 4,
+        "task": {**CONFIG["task"], "checksum": "b"},
+        "timing": "PaperDelays(devices=3, seed=4)",
+    }
+    assert difference(CONFIG, other) is None
+    assert difference(CONFIG, {**other, "seed": 3}) == "task checksum 'a' and 'b'"
+    assert difference(CONFIG, {**other, "rounds": 5}) == "rounds None and 5"
+    assert difference(CONFIG, {**CONFIG, "label": "FedAvg", "algorithm": "FedAvg()"}) is None

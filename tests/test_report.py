@@ -194,7 +194,7 @@ def test_a_run_that_was_cut_off_is_pointed_out() -> None:
 
 def test_different_experiments_are_not_averaged() -> None:
     one = saved("hfl", [record(0, 0)])
-    with pytest.raises(InputError, match=r"'results' holds runs of several tasks \(toy, mnist\)"):
+    with pytest.raises(InputError, match=r"cannot be compared \(task name 'toy' and 'mnist'\)"):
         check_comparable([one, saved("hfl", [record(0, 0)], task={"name": "mnist"})], Path("results"))
     with pytest.raises(InputError, match="'results' holds 2 runs of 'hfl' with seed 0"):
         check_comparable([one, one], Path("results"))

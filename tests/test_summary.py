@@ -141,3 +141,11 @@ def test_rows_come_most_accurate_first() -> None:
 def test_runs_are_grouped_by_label_and_ordered_by_seed() -> None:
     runs = [saved("a", (1, 0.5), seed=2), saved("b", (1, 0.5), seed=0), saved("a", (1, 0.5), seed=0)]
     assert {label: [run.seed for run in group] for label, group in by_label(runs).items()} == {"b": [0], "a": [0, 2]}
+
+
+def test_the_upper_bound_has_no_speedup() -> None:
+    runs = [saved("s-sgd", (1, 0.9), (100, 0.9), algorithm="SSGD()"), saved("fedavg", (40, 0.6), (100, 0.6))]
+    row = row_of("s-sgd", summarise(runs, target=0.5))
+    assert math.isnan(row.speedup)
+    row = row_of("s-sgd", summarise(runs, target=0.7))
+    assert math.isnan(row.speedup_bound)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridfl.records import Arrival, SavedRun
-from hybridfl.summary import CENTRALISED, Floats, by_label, held, tail_mean
+from hybridfl.summary import Floats, by_label, held, is_bound, tail_mean
 
 Axis = Literal["seconds", "version"]
 Quantity = Literal["test_accuracy", "test_loss", "train_loss"]
@@ -54,19 +54,17 @@ def shade(stops: Sequence[str], share: float) -> str:
 
 
 def main_label(runs: Sequence[SavedRun]) -> str | None:
-    """The algorithm a report is about: the first HFL, if there is one."""
-    return next((label for label, group in by_label(runs).items() if _algorithm(group).startswith("HFL(")), None)
-
-
-def is_centralised(group: Sequence[SavedRun]) -> bool:
-    """Whether these runs hold all the data in one place: the upper bound, not a contestant."""
-    return _algorithm(group).startswith(CENTRALISED)
+    """The algorithm a report is about: the one labelled `hfl`, else the most accurate HFL, if there is one."""
+    groups = {label: group for label, group in by_label(runs).items() if _algorithm(group).startswith("HFL(")}
+    if "hfl" in groups:
+        return "hfl"
+    return max(groups, key=lambda label: final(groups[label], "test_accuracy"), default=None)
 
 
 def looks(runs: Sequence[SavedRun]) -> dict[str, Look]:
     """One look an algorithm, the same on all figures: HFL first and widest, the upper bound last and dotted."""
     groups, main = by_label(runs), main_label(runs)
-    bounds = [label for label, group in groups.items() if is_centralised(group)]
+    bounds = [label for label, group in groups.items() if is_bound(group)]
     rivals = [label for label in groups if label != main and label not in bounds]
     return {
         **({main: Look(VERMILLION, width=3.0, band=0.16)} if main is not None else {}),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -131,7 +130,7 @@ def run(
     quiet: QuietOption = False,
 ) -> None:
     """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
-    from hybridfl.comparison import Comparison
+    from hybridfl.comparison import Comparison, slug
     from hybridfl.experiment import save
     from hybridfl.progress import RunsDisplay
     from hybridfl.records import check_folder
@@ -153,7 +152,7 @@ def run(
         data_dir,
     )
     (plan,) = comparison.runs()
-    folder = out or Path("results") / _slug(f"{plan.task.name}-{plan.name}-seed-{seed}")
+    folder = out or Path("results") / slug(f"{plan.task.name}-{plan.name}-seed-{seed}")
     plan.check()
     check_folder(folder, plan.config())
     interrupted = False
@@ -216,13 +215,13 @@ def compare(
 
     They get equal virtual time (--seconds, 200 by default) or equal rounds (--rounds).
     """
-    from hybridfl.comparison import Comparison, check_out, folder_of
+    from hybridfl.comparison import Comparison, check_out, folder_of, slug
     from hybridfl.errors import require_share
     from hybridfl.experiment import save
     from hybridfl.progress import RunsDisplay
     from hybridfl.records import load
     from hybridfl.spelling import read_algorithm, read_task, split_list
-    from hybridfl.summary import default_target, summarise
+    from hybridfl.summary import by_label, default_target, is_bound, summarise
 
     if target is not None:
         require_share("target", target)
@@ -242,7 +241,7 @@ def compare(
         data_dir,
     )
     runs = list(comparison.runs())
-    folder = out or Path("results") / _slug(f"compare-{runs[0].task.name}")
+    folder = out or Path("results") / slug(f"compare-{runs[0].task.name}")
     for plan in runs:
         plan.check()
     check_out(folder, runs)
@@ -264,7 +263,10 @@ def compare(
     if as_json:
         typer.echo(json.dumps({"rows": [_json_row(row) for row in rows]}, indent=2))
     elif not quiet:
-        _print_table(rows, goal, title=f"{runs[0].task.name}, {devices} devices, {stragglers:.0%} stragglers")
+        bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
+        _print_table(
+            rows, goal, title=f"{runs[0].task.name}, {devices} devices, {stragglers:.0%} stragglers", bounds=bounds
+        )
     _report(folder, goal, say=not quiet and not as_json)
     if interrupted:
         _stopped(folder)
@@ -290,18 +292,18 @@ def algorithms() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridfl.spelling import ALGORITHMS, PARTS, TASKS
+    from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, spelled
 
     console = Console()
     for title, constructors in (("Algorithm", ALGORITHMS), ("Task", TASKS)):
-        table = Table(title, "Spelled out, with its defaults", box=None, title_justify="left", pad_edge=False)
+        table = Table(title, "Its hyperparameters and their defaults", box=None, pad_edge=False)
         for name, constructor in constructors.items():
-            table.add_row(name, repr(constructor()))
+            table.add_row(name, spelled(name, constructor))
         console.print(table)
         console.print()
     table = Table("Where this is wanted", "one of these may stand", box=None, pad_edge=False)
     for role, parts in PARTS.items():
-        table.add_row(role.__name__, ", ".join(part.__name__ for part in parts))
+        table.add_row(role.__name__, "\n".join(spelled(part.__name__, part) for part in parts))
     console.print(table)
 
 
@@ -333,7 +335,7 @@ def _json_row(row: Row) -> dict[str, object]:
     return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in row_values.items()}
 
 
-def _print_table(rows: Sequence[Row], goal: float, title: str) -> None:
+def _print_table(rows: Sequence[Row], goal: float, title: str, bounds: Collection[str]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -355,7 +357,7 @@ def _print_table(rows: Sequence[Row], goal: float, title: str) -> None:
         "Updates\ndiscarded",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
-    best = max((row.test_accuracy for row in rows), default=math.nan)
+    best = max((row.test_accuracy for row in rows if row.algorithm not in bounds), default=math.nan)
     for row in rows:
         spread = "" if math.isnan(row.test_accuracy_std) else f" ±{100 * row.test_accuracy_std:5.1f}"
         table.add_row(
@@ -390,10 +392,6 @@ def _report(folder: Path, goal: float, say: bool) -> None:
         return
     if say:
         typer.echo(f"Report: {page}")
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-")
 
 
 def _stopped(folder: Path) -> None:

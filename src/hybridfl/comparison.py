@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from typing import Any
 from hybridfl.errors import InputError, require_positive
 from hybridfl.experiment import Run
 from hybridfl.protocol import Algorithm
-from hybridfl.records import check_folder
+from hybridfl.records import check_folder, difference, load_config
 from hybridfl.tasks import TaskRecipe
 from hybridfl.timing import PaperDelays
 
@@ -50,25 +49,30 @@ class Comparison:
 
 def folder_of(out: Path, run: Run) -> Path:
     """Where a comparison keeps a run: OUT/label/seed-0."""
-    return out / (re.sub(r"[^A-Za-z0-9.=]+", "-", run.name).strip("-") or "run") / f"seed-{run.seed}"
+    return out / slug(run.name) / f"seed-{run.seed}"
+
+
+def slug(text: str) -> str:
+    """A text as the name of a folder."""
+    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-") or "run"
 
 
 def check_out(out: Path, runs: Sequence[Run]) -> None:
     """Refuse to write where another configuration's results lie, or beside runs that could not be compared with these."""
     folders = [folder_of(out, run) for run in runs]
+    names = [str(folder).casefold() for folder in folders]  # some disks do not tell hfl from HFL
     for folder, run in zip(folders, runs, strict=True):
-        if folders.count(folder) > 1:
+        if names.count(str(folder).casefold()) > 1:
             raise InputError(
                 f"'{run.name}' and another algorithm would share the folder '{folder}': compare them apart."
             )
         check_folder(folder, run.config())
-    planned = runs[0].config()
+    configs = [run.config() for run in runs]
     for path in sorted(out.rglob("run.json")) if out.is_dir() else []:
-        found = json.loads(path.read_text())
-        for name in ("task", "seconds", "rounds"):
-            was, now = (c["task"]["name"] if name == "task" else c[name] for c in (found, planned))
-            if was != now:
-                raise InputError(
-                    f"'{path.parent}' holds a run with {name} {was!r}, which cannot be compared with {name} {now!r}: "
-                    "choose another --out or remove the folder."
-                )
+        found = load_config(path.parent)
+        nearest = next((config for config in configs if config["seed"] == found["seed"]), configs[0])
+        differing = difference(found, nearest)
+        if differing:
+            raise InputError(
+                f"'{path.parent}' cannot be compared with this ({differing}): choose another --out or remove the folder."
+            )

@@ -76,7 +76,7 @@ def panels(runs: Sequence[SavedRun], target: float) -> list[Panel]:
         Panel(
             "stragglers",
             "Whose data the model serves",
-            "Final test accuracy on the data of normal devices and of stragglers. A short line is a fair model.",
+            "Final test accuracy on the data of normal devices and of stragglers, mean over seeds.",
             stragglers_figure(runs),
         ),
         Panel(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,19 +114,13 @@ def check_folder(folder: Path, config: Config) -> None:
     except OSError as error:
         raise InputError(f"Cannot write to '{nearest}' ({error.strerror}): choose another --out.") from None
     if (folder / "run.json").exists():
-        try:
-            found = json.loads((folder / "run.json").read_text())
-        except json.JSONDecodeError:
-            raise InputError(
-                f"'{folder / 'run.json'}' is not JSON: remove the folder or choose another --out."
-            ) from None
-        differing = [name for name in identity(config) if identity(config)[name] != found.get(name)]
-        if differing:
-            name = differing[0]
-            raise InputError(
-                f"'{folder}' holds results of another configuration ({name} was {found.get(name)!r}, now "
-                f"{config[name]!r}): choose another --out or remove the folder."
-            )
+        found, wanted = _flat(identity(load_config(folder))), _flat(identity(config))
+        for name in wanted:
+            if wanted[name] != found.get(name):
+                raise InputError(
+                    f"'{folder}' holds results of another configuration ({name} was {found.get(name)!r}, now "
+                    f"{wanted[name]!r}): choose another --out or remove the folder."
+                )
 
 
 def identity(config: Config) -> dict[str, Any]:
@@ -133,11 +128,58 @@ def identity(config: Config) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "versions"}
 
 
+def setting(config: Config, with_seed: bool) -> dict[str, Any]:
+    """What two runs must have in common to be compared; all but what the seed decides, unless `with_seed`."""
+    task, timing = config["task"], str(config["timing"])
+    shared = {name: config[name] for name in ("seconds", "rounds", "evaluate_every")}
+    if with_seed:
+        return {"task": task, "timing": timing, **shared}
+    of_seed = ("train_samples", "test_samples", "checksum")
+    return {
+        "task": {name: value for name, value in task.items() if name not in of_seed},
+        "timing": re.sub(r"seed=\d+", "", timing),
+        **shared,
+    }
+
+
+def difference(one: Config, other: Config) -> str | None:
+    """The first thing in which two runs differ that should be compared, in words; None if they can be."""
+    with_seed = one["seed"] == other["seed"]
+    left, right = _flat(setting(one, with_seed)), _flat(setting(other, with_seed))
+    names = [name for name in left | right if left.get(name) != right.get(name)]
+    return f"{names[0]} {left.get(names[0])!r} and {right.get(names[0])!r}" if names else None
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What is nested goes by `outer inner`."""
+    return {
+        key: each
+        for name, value in values.items()
+        for key, each in (
+            {f"{name} {inner}": v for inner, v in value.items()} if isinstance(value, Mapping) else {name: value}
+        ).items()
+    }
+
+
+def load_config(folder: Path) -> Config:
+    """Read a run's configuration."""
+    try:
+        config = json.loads((folder / "run.json").read_text())
+        if {"label", "algorithm", "task", "timing", "seed", "seconds", "rounds", "evaluate_every"} <= set(config):
+            return dict(config)
+    except (OSError, ValueError, TypeError):
+        pass
+    raise InputError(f"'{folder / 'run.json'}' is not a run's configuration: remove the folder, or choose another.")
+
+
 def load(folder: Path) -> SavedRun:
     """Read one run's folder; a last line that was cut off in the middle is left out."""
-    config = json.loads((folder / "run.json").read_text())
-    records = tuple(Record(**_numbers(row)) for row in _rows(folder / "records.jsonl"))
-    arrivals = tuple(Arrival(**row) for row in _rows(folder / "arrivals.jsonl"))
+    config = load_config(folder)
+    try:
+        records = tuple(Record(**_numbers(row)) for row in _rows(folder / "records.jsonl"))
+        arrivals = tuple(Arrival(**row) for row in _rows(folder / "arrivals.jsonl"))
+    except (ValueError, TypeError) as error:
+        raise InputError(f"The records in '{folder}' cannot be read ({error}): remove the folder.") from None
     return SavedRun(config, records, arrivals)
 
 

@@ -14,10 +14,10 @@ from string import Template
 from typing import Any
 
 from hybridfl import charts
-from hybridfl.errors import InputError
+from hybridfl.errors import InputError, require_share
 from hybridfl.panels import Control, Panel, panels
-from hybridfl.records import SavedRun, load_all
-from hybridfl.summary import TAIL, Row, by_label, default_target, summarise
+from hybridfl.records import SavedRun, difference, load_all
+from hybridfl.summary import TAIL, Row, by_label, default_target, is_bound, summarise
 
 NOTHING = "–"
 GAP = "\N{NO-BREAK SPACE}"
@@ -29,23 +29,35 @@ def write_report(folder: Path, target: float | None = None) -> Path:
         raise InputError("The report needs plotly and matplotlib: pip install 'hybridfl[report]'.")
     from hybridfl.plots import write_figures
 
+    if target is not None and not math.isnan(target):
+        require_share("target", target)
     runs = load_all(folder)
     check_comparable(runs, folder)
     path = folder / "report.html"
-    path.write_text(render(runs, target), encoding="utf-8")
-    write_figures(runs, folder / "figures")
+    try:
+        path.write_text(render(runs, target), encoding="utf-8")
+        write_figures(runs, folder / "figures")
+    except OSError as error:
+        raise InputError(
+            f"Cannot write the report to '{folder}' ({error.strerror}): copy the results elsewhere."
+        ) from None
     return path
 
 
 def check_comparable(runs: Sequence[SavedRun], folder: Path) -> None:
     """Refuse to average over different experiments."""
-    tasks = dict.fromkeys(str(run.config["task"]["name"]) for run in runs)
-    if len(tasks) > 1:
-        raise InputError(f"'{folder}' holds runs of several tasks ({', '.join(tasks)}): give the folder of one.")
+    for run in runs[1:]:
+        nearest = next((other for other in runs if other.seed == run.seed and other is not run), runs[0])
+        differing = difference(nearest.config, run.config)
+        if differing:
+            raise InputError(
+                f"'{folder}' holds runs that cannot be compared ({differing}): give the folder of one comparison."
+            )
     (label, seed), count = Counter((run.label, run.seed) for run in runs).most_common(1)[0]
     if count > 1:
         raise InputError(
-            f"'{folder}' holds {count} runs of '{label}' with seed {seed}: give the folder of one comparison."
+            f"'{folder}' holds {count} runs of '{label}' with seed {seed}: give the folder of one comparison, "
+            "or tell them apart by their labels."
         )
 
 
@@ -74,7 +86,7 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
 def headline(runs: Sequence[SavedRun], rows: Sequence[Row], target: float) -> str:
     """What came out, in a few sentences of HTML: of HFL or, without it, of the most accurate algorithm."""
     groups, main = by_label(runs), charts.main_label(runs)
-    contestants = [row for row in rows if not charts.is_centralised(groups[row.algorithm])]
+    contestants = [row for row in rows if not is_bound(groups[row.algorithm])]
     hero = next((row for row in contestants if row.algorithm == main), (contestants or rows)[0])
     rivals = [row for row in contestants if row is not hero]
     return " ".join(
@@ -169,9 +181,9 @@ def _table(runs: Sequence[SavedRun], rows: Sequence[Row]) -> str:
     )
     groups, looks, main = by_label(runs), charts.looks(runs), charts.main_label(runs)
     lines = []
-    for row in sorted(rows, key=lambda row: charts.is_centralised(groups[row.algorithm])):
+    for row in sorted(rows, key=lambda row: is_bound(groups[row.algorithm])):
         colour, group = looks[row.algorithm].colour, groups[row.algorithm]
-        bound = ' <span class="spread">upper bound</span>' if charts.is_centralised(group) else ""
+        bound = ' <span class="spread">upper bound</span>' if is_bound(group) else ""
         cells = (
             f'<span class="swatch" style="color:{colour}"></span>{_name(row)}{bound}',
             _accuracy(row),

@@ -6,6 +6,7 @@ The text is parsed as a literal call and checked against the constructor's signa
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import math
 import types
@@ -82,6 +83,18 @@ def read_task(text: str) -> TaskRecipe:
     """The task that `text` spells."""
     task: TaskRecipe = _read(text, TASKS, "task", {})
     return task
+
+
+def spelled(name: str, constructor: Constructor) -> str:
+    """A constructor with its parameters and their defaults, as they can be written."""
+    parameters = inspect.signature(constructor).parameters.values()
+    return f"{name}({', '.join(f'{p.name}={_short(p.default)}' for p in parameters)})"
+
+
+def _short(default: object) -> str:
+    """A part with nothing but defaults of its own is its name alone."""
+    made = type(default)() if dataclasses.is_dataclass(default) and not isinstance(default, type) else None
+    return f"{type(default).__name__}()" if made == default and made is not None else repr(default)
 
 
 def split_list(text: str) -> list[str]:

@@ -46,6 +46,11 @@ def by_label(runs: Sequence[SavedRun]) -> dict[str, list[SavedRun]]:
     return {label: sorted(group, key=lambda saved: saved.seed) for label, group in groups.items()}
 
 
+def is_bound(group: Sequence[SavedRun]) -> bool:
+    """Whether these runs hold all the data in one place: the upper bound, not a contestant."""
+    return str(group[0].config["algorithm"]).startswith(CENTRALISED)
+
+
 def tail_mean(records: Sequence[Record], name: str) -> float:
     """The mean of one column over the last part of the run's virtual time."""
     start = records[-1].seconds * (1 - TAIL)
@@ -57,7 +62,7 @@ def default_target(runs: Sequence[SavedRun]) -> float:
     finals = [
         float(np.mean([tail_mean(saved.records, "test_accuracy") for saved in group]))
         for group in by_label(runs).values()
-        if not str(group[0].config["algorithm"]).startswith(CENTRALISED)
+        if not is_bound(group)
     ]
     return 0.95 * max(finals) if finals else math.nan
 
@@ -79,8 +84,8 @@ def summarise(runs: Sequence[SavedRun], target: float | None = None) -> list[Row
             test_accuracy=float(np.mean(finals := [tail_mean(s.records, "test_accuracy") for s in group])),
             test_accuracy_std=float(np.std(finals, ddof=1)) if len(finals) > 1 else math.nan,
             seconds_to_target=reached[label],
-            speedup=_ratio(needed, reached[label]),
-            speedup_bound=_ratio(endured, reached[label]) if math.isnan(needed) else math.nan,
+            speedup=math.nan if is_bound(group) else _ratio(needed, reached[label]),
+            speedup_bound=_ratio(endured, reached[label]) if math.isnan(needed) and not is_bound(group) else math.nan,
             straggler_accuracy=float(np.mean([tail_mean(s.records, "straggler_accuracy") for s in group])),
             discarded=float(np.mean([s.records[-1].discarded for s in group])),
         )
