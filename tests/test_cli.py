@@ -1,5 +1,6 @@
 """The command line as a user meets it: real processes for exit codes and interruption, in-process calls for the rest."""
 
+import functools
 import json
 import signal
 import subprocess
@@ -256,14 +257,19 @@ def test_an_unwritable_folder(tmp_path: Path) -> None:
 
 def test_an_interrupted_run_leaves_what_was_recorded(tmp_path: Path) -> None:
     arguments = ["run", "--seconds", "100000", "--evaluate-every", "1", "--out", str(tmp_path / "r"), *SMALL]
-    running = subprocess.Popen([sys.executable, "-m", "hybridfl", *arguments], stderr=-1)
+    # A shell that runs this test in the background ignores SIGINT, and children inherit that.
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     records = tmp_path / "r" / "records.jsonl"
-    deadline = time.monotonic() + 60
-    while not records.exists() or len(records.read_text().splitlines()) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=60)
+    with subprocess.Popen([sys.executable, "-m", "hybridfl", *arguments], stderr=-1, preexec_fn=heed) as running:
+        deadline = time.monotonic() + 60
+        while not records.exists() or len(records.read_text().splitlines()) < 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        running.send_signal(signal.SIGINT)
+        try:
+            _, errors = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert running.returncode == 130
     assert b"Stopped. What was recorded until then is in" in errors
     assert b"Traceback" not in errors
