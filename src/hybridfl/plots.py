@@ -250,10 +250,10 @@ def _spans(bars: Sequence[charts.Bar]) -> tuple[list[int], list[float], float, l
     )
 
 
-def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def _figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """A figure that pyplot does not know of, and its panels."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=rows > 1).flat)
+    return figure, list(figure.subplots(1, columns, squeeze=False).flat)
 
 
 def _colours(stops: Sequence[str]) -> LinearSegmentedColormap:

@@ -13,6 +13,7 @@ where it moved against it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hybridfl.errors import InputError
-from hybridfl.protocol import Vector
+from hybridfl.protocol import Update, Vector
 from hybridfl.vectors import weighted_sum
 
 
@@ -44,6 +45,20 @@ class Delayed:
     """[m]: whether w_base,i is the current model, that is d_i = 0 exactly."""
     bases: Tensor | None = None
     """[m, n]: w_base,i, only for a correction that `needs_bases`."""
+
+    @classmethod
+    def of(cls, updates: Sequence[Update], version: int) -> Delayed:
+        """These updates, as the joint model is at `version`."""
+        deltas = torch.stack([update.delta for update in updates])
+        bases = torch.stack([update.job.weights for update in updates])
+        return cls(
+            deltas=deltas,
+            rates=deltas.new_tensor([update.job.work.learning_rate for update in updates]),
+            steps=deltas.new_tensor([update.num_steps for update in updates]),
+            offsets=(deltas * bases).sum(1),
+            fresh=torch.tensor([update.job.version == version for update in updates], device=deltas.device),
+            bases=bases,
+        )
 
     def along(self, weights: Vector) -> Tensor:
         """[m]: g_i·d_i = −(Δ_i·w_t − Δ_i·w_base,i) / η_i, how far the model has moved along each gradient since."""

@@ -102,16 +102,10 @@ class Blend:
         blend = self.weight(version, staleness, samples[0] / samples[1])
         mean_blend = float((blend * shares_of_late).sum() / shares_of_late.sum())
 
-        deltas = torch.stack([update.delta for update in late])
-        bases = torch.stack([update.job.weights for update in late])
-        rates = deltas.new_tensor([update.job.work.learning_rate for update in late])
-        steps = deltas.new_tensor([update.num_steps for update in late])
-        is_fresh = torch.zeros(len(late), dtype=torch.bool, device=weights.device)
-        delayed = Delayed(deltas, rates, steps, (deltas * bases).sum(1), is_fresh, bases)
+        delayed = Delayed.of(late, version)
         coefficients = blend * shares_of_late
-        stepped = weighted_sum(coefficients, bases) + self.correction.total(
-            coefficients * rate / rates, delayed, weights
-        )
+        old_models = weighted_sum(coefficients, torch.stack([update.job.weights for update in late]))
+        stepped = old_models + self.correction.total(coefficients * rate / delayed.rates, delayed, weights)
         return (1 - mean_blend) * kernel + stepped, None
 
     def _kernel(self, weights: Vector, fresh: Sequence[Update], fleet: Fleet) -> Vector:

@@ -55,7 +55,7 @@ class Memory:
         fleet: Fleet,
     ) -> tuple[Vector, Remembered]:
         """The weights after a round that `updates` reached, and what is remembered then."""
-        arrived = _remembered(updates, self.correction.needs_bases)
+        arrived = _remembered(updates, version, self.correction.needs_bases)
         remembered = arrived if remembered is None else _merge(remembered, arrived)
         delayed = Delayed(
             remembered.deltas,
@@ -69,17 +69,16 @@ class Memory:
         return weights + self.correction.total(coefficients, delayed, weights), remembered
 
 
-def _remembered(updates: Sequence[Update], with_bases: bool) -> Remembered:
-    deltas = torch.stack([update.delta for update in updates])
-    bases = torch.stack([update.job.weights for update in updates])
+def _remembered(updates: Sequence[Update], version: int, with_bases: bool) -> Remembered:
+    delayed = Delayed.of(updates, version)
     return Remembered(
         devices=np.array([update.job.device for update in updates]),
         versions=np.array([update.job.version for update in updates]),
-        deltas=deltas,
-        rates=deltas.new_tensor([update.job.work.learning_rate for update in updates]),
-        steps=deltas.new_tensor([update.num_steps for update in updates]),
-        offsets=(deltas * bases).sum(1),
-        bases=bases if with_bases else None,
+        deltas=delayed.deltas,
+        rates=delayed.rates,
+        steps=delayed.steps,
+        offsets=delayed.offsets,
+        bases=delayed.bases if with_bases else None,
     )
 
 
