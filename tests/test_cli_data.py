@@ -41,7 +41,7 @@ def test_check_finds_damage(tmp_path: Path) -> None:
     assert "mnist: not here" in hybridfl("data", "check", "--data-dir", tmp_path)
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"x"))
-    with pytest.raises(InputError, match=r"mnist/t10k-labels-idx1-ubyte\.gz in .* is not what was published"):
+    with pytest.raises(InputError, match=r"mnist/t10k-labels-idx1-ubyte\.gz is not what was published"):
         hybridfl("data", "check", "--data-dir", tmp_path)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hybridfl.algorithms.ad_sgd import Correction, Diagonal, MeanRankOne, NoCorrection, RankOne
+from hybridfl.algorithms.ad_sgd import Correction, Diagonal, MeanRankOne, NoCorrection, RankOne, Secant
 from hybridfl.algorithms.fedasync import FedAsync
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
@@ -75,7 +75,7 @@ def test_hfl_without_stragglers_is_fedavg_of_everyone(
     assert same_bits(hfl, fedavg)
 
 
-@pytest.mark.parametrize("correction", [NoCorrection(), RankOne(0.0), MeanRankOne(), Diagonal(0.3)])
+@pytest.mark.parametrize("correction", [NoCorrection(), Secant(), RankOne(0.0), MeanRankOne(), Diagonal(0.3)])
 def test_every_correction_leaves_fresh_updates_alone(correction: Correction) -> None:
     local = FullWork(epochs=1)
     hfl = weights_by_version(HFL(Memory(correction), KnownShare(0.0), local=local), ConstantSeconds(DEVICES), 4)

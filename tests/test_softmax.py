@@ -35,12 +35,12 @@ def random_weights(classes: int, features: int) -> Tensor:
 
 
 def mixed_jobs(weights: Tensor) -> list[Job]:
-    """Different versions, weights, epochs, batch sizes (odd ones, and larger than the data), rates and μ."""
+    """Different versions, weights, epochs, batch sizes (odd ones, and larger than the data), rates, μ and clips."""
     return [
         Job(0, 4, weights, Work(1, 64, 0.1), 0.0),
         Job(1, 2, weights + 0.05, Work(3, 6, 0.02, proximal=0.5), 0.0),
         Job(2, 3, weights - 0.02, Work(2, 1000, 0.3, proximal=2.0), 0.0),
-        Job(3, 4, weights, Work(4, 5, 0.05), 0.0),
+        Job(3, 4, weights, Work(4, 5, 0.05, clip=0.3), 0.0),
         Job(4, 4, weights, Work(2, 1, 0.05), 0.0),
     ]
 
@@ -59,6 +59,14 @@ def test_one_step_by_hand() -> None:
     assert update.weights.tolist() == pytest.approx([-0.1, 0.1, -0.05, 0.05])
     assert update.train_loss == pytest.approx(math.log(2))
     assert update.num_steps == 1
+
+
+def test_one_clipped_step_by_hand() -> None:
+    """As above: the gradient (1, −1, ½, −½) has length √2.5; a clip of half of that halves the step."""
+    samples = Samples.from_devices([(torch.tensor([[2.0]]), torch.tensor([1]))])
+    clipped = Work(1, 1, 0.1, clip=math.sqrt(2.5) / 2)
+    [update] = SoftmaxSGD(samples, num_classes=2)([Job(0, 0, torch.zeros(4), clipped, 0.0)])
+    assert update.weights.tolist() == pytest.approx([-0.05, 0.05, -0.025, 0.025])
 
 
 @pytest.mark.parametrize(("classes", "features"), SHAPES)

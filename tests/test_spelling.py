@@ -17,9 +17,10 @@ from hybridfl.algorithms.sampling import ProportionalToDelay
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.algorithms.stragglers import KnownShare
 from hybridfl.data.partition import Dirichlet, PowerLaw
+from hybridfl.data.sent140 import Chosen
 from hybridfl.errors import InputError
 from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, read_algorithm, read_task, split_list
-from hybridfl.tasks import MNIST, FashionMNIST, Synthetic, SyntheticIID
+from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticIID
 
 LOCAL = FullWork(epochs=3)
 
@@ -63,7 +64,10 @@ def test_tasks() -> None:
     assert read_task("synthetic-iid") == SyntheticIID()
     assert read_task("fashion-mnist") == FashionMNIST(PowerLaw())
     assert read_task("mnist(Dirichlet(0.1))") == MNIST(Dirichlet(0.1))
-    assert set(TASKS) == {"synthetic", "synthetic-iid", "fashion-mnist", "mnist"}
+    assert read_task("shakespeare(hidden=32)") == Shakespeare(hidden=32)
+    assert read_task("shakespeare-paper") == Shakespeare(517_106)
+    assert read_task("sent140(Chosen(30), glove='glove.txt')") == Sent140(Chosen(30), glove="glove.txt")
+    assert len(TASKS) == 7
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,9 @@
+import functools
+import math
+import warnings
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,8 +11,9 @@ from torch import Tensor, nn
 from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
+from hybridfl.models import CharacterLSTM
 from hybridfl.protocol import Job, Update, Work
-from hybridfl.training import LocalSGD, cross_entropy
+from hybridfl.training import LocalSGD, cross_entropy, one_by_one, together
 from hybridfl.vectors import flatten
 
 
@@ -27,6 +32,16 @@ def random_samples(*sizes: int, shape: tuple[int, ...] = (6,), classes: int = 3)
     )
 
 
+def random_texts(*sizes: int) -> Samples:
+    draw = torch.Generator().manual_seed(0)
+    return Samples.from_devices(
+        [
+            (torch.randint(3, (size, 9), generator=draw).to(torch.uint8), torch.randint(3, (size,), generator=draw))
+            for size in sizes
+        ]
+    )
+
+
 def mlp() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
@@ -37,13 +52,18 @@ def convolution() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(36, 3))
 
 
+def recurrent() -> nn.Module:
+    torch.manual_seed(0)
+    return CharacterLSTM(characters=3, embedding=4, hidden=5, layers=2)
+
+
 def mixed_jobs(weights: Tensor) -> list[Job]:
     """Different versions, weights, epochs, batch sizes, rates and μ, hence different numbers of steps."""
     return [
         Job(0, 4, weights, Work(1, 8, 0.1), 0.0),
         Job(1, 2, weights + 0.05, Work(3, 10, 0.02, proximal=0.5), 0.0),
         Job(2, 3, weights - 0.02, Work(2, 1000, 0.3, proximal=2.0), 0.0),
-        Job(3, 4, weights, Work(5, 1, 0.05), 0.0),
+        Job(3, 4, weights, Work(5, 1, 0.05, clip=0.7), 0.0),
     ]
 
 
@@ -61,6 +81,15 @@ def by_torch_optim(job: Job, samples: Samples, model: nn.Module, l2: float, seed
             losses.append(loss.item())
             moved = nn.utils.parameters_to_vector(model.parameters()) - job.weights
             (loss + 0.5 * job.work.proximal * moved.square().sum()).backward()  # type: ignore[no-untyped-call]
+            if math.isfinite(job.work.clip):
+                # What the optimiser adds as weight decay belongs to the gradient that is clipped.
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad += 2 * l2 * parameter.detach()
+                nn.utils.clip_grad_norm_(model.parameters(), job.work.clip)
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad -= 2 * l2 * parameter.detach()
             optimiser.step()
     return flatten(model), job.work.epochs * len(losses), sum(losses) / len(losses)
 
@@ -86,9 +115,26 @@ def test_a_pull_of_one_over_the_rate_never_gets_further_than_one_step(epochs: in
     assert update.weights.tolist() == pytest.approx([0.7, 1.9], abs=1e-6)
 
 
-@pytest.mark.parametrize(("make_model", "shape"), [(mlp, (6,)), (convolution, (1, 5, 5))])
-def test_equals_a_plain_loop_of_torch_optim(make_model: Callable[[], nn.Module], shape: tuple[int, ...]) -> None:
-    samples, model = random_samples(20, 33, 7, 5, shape=shape), make_model()
+def test_a_clipped_step_by_hand() -> None:
+    """As above, one step: the gradient (6, 3) + (0.2, 0.1) = (6.2, 3.1) is cut to length 3.1/√5·√5 = 3.1: (2.773, 1.386)."""
+    train = LocalSGD(one_sample(2.0, 1.0), nn.Linear(1, 1), squared_error, l2=0.1)
+    for clip, factor in ((3.1, 1 / math.sqrt(5)), (100.0, 1.0), (math.inf, 1.0)):
+        [update] = train([Job(0, 0, torch.tensor([1.0, 0.5]), Work(1, 1, 0.1, clip=clip), 0.0)])
+        assert update.weights.tolist() == pytest.approx([1 - 0.62 * factor, 0.5 - 0.31 * factor], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "make_samples"),
+    [
+        (mlp, random_samples),
+        (convolution, functools.partial(random_samples, shape=(1, 5, 5))),
+        (recurrent, random_texts),
+    ],
+)
+def test_equals_a_plain_loop_of_torch_optim(
+    make_model: Callable[[], nn.Module], make_samples: Callable[..., Samples]
+) -> None:
+    samples, model = make_samples(20, 33, 7, 5), make_model()
     jobs = mixed_jobs(flatten(model))
     for job, update in zip(jobs, LocalSGD(samples, model, l2=0.01, seed=5)(jobs), strict=True):
         weights, steps, loss = by_torch_optim(job, samples, make_model(), l2=0.01, seed=5)
@@ -108,11 +154,33 @@ def test_what_a_job_trains_to_does_not_depend_on_the_others() -> None:
     """Not always to the bit: the matrix product sums in another order for another number, width or alignment of rows."""
     model = mlp()
     train, jobs = LocalSGD(random_samples(20, 33, 7, 5), model, l2=0.01), mixed_jobs(flatten(model))
-    for job, together in zip(jobs, train(jobs), strict=True):
+    for job, with_others in zip(jobs, train(jobs), strict=True):
         [alone] = train([job])
-        torch.testing.assert_close(together.weights, alone.weights, rtol=0, atol=1e-6)
-        assert together.train_loss == pytest.approx(alone.train_loss, abs=1e-6)
-        assert together.num_steps == alone.num_steps
+        torch.testing.assert_close(with_others.weights, alone.weights, rtol=0, atol=1e-6)
+        assert with_others.train_loss == pytest.approx(alone.train_loss, abs=1e-6)
+        assert with_others.num_steps == alone.num_steps
+
+
+def test_with_recurrent_layers_it_does_not_depend_on_the_others_by_a_single_bit() -> None:
+    model = recurrent()
+    train, jobs = LocalSGD(random_texts(20, 33, 7, 5), model, l2=0.01), mixed_jobs(flatten(model))
+    for job, with_others in zip(jobs, train(jobs), strict=True):
+        [alone] = train([job])
+        assert torch.equal(with_others.weights, alone.weights)
+        assert with_others.train_loss == alone.train_loss
+
+
+def test_all_ways_to_the_gradients_agree() -> None:
+    """`vmap` over devices and one device after the other, with layers of PyTorch's own and batches of several sizes."""
+    model = recurrent()
+    weights = torch.stack([flatten(model) + 0.1 * shift for shift in range(3)])
+    inputs, targets = random_texts(12).take(torch.arange(12).view(3, 4))
+    sizes = np.array([4, 1, 3])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # "performance drop": no batching rule for PyTorch's own LSTM
+        stacked = together(model, cross_entropy)(weights, inputs, targets, sizes)
+    for one, other in zip(stacked, one_by_one(model, cross_entropy)(weights, inputs, targets, sizes), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
 
 
 def test_the_same_call_gives_the_same_bits() -> None:

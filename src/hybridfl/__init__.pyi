@@ -2,6 +2,7 @@ from .algorithms.ad_sgd import Diagonal as Diagonal
 from .algorithms.ad_sgd import MeanRankOne as MeanRankOne
 from .algorithms.ad_sgd import NoCorrection as NoCorrection
 from .algorithms.ad_sgd import RankOne as RankOne
+from .algorithms.ad_sgd import Secant as Secant
 from .algorithms.blend import Blend as Blend
 from .algorithms.blend import ByStaleness as ByStaleness
 from .algorithms.blend import ConstantWeight as ConstantWeight
@@ -29,7 +30,13 @@ from .algorithms.staleness import Hinge as Hinge
 from .algorithms.staleness import Polynomial as Polynomial
 from .algorithms.stragglers import KnownShare as KnownShare
 from .algorithms.stragglers import Learned as Learned
+from .data.datasets import from_flower as from_flower
+from .data.datasets import from_hugging_face as from_hugging_face
 from .data.federated import Samples as Samples
+from .data.partition import IID as IID
+from .data.partition import Dirichlet as Dirichlet
+from .data.partition import PowerLaw as PowerLaw
+from .data.partition import Shards as Shards
 from .data.synthetic import synthetic as synthetic
 from .data.synthetic import synthetic_iid as synthetic_iid
 from .errors import InputError as InputError
@@ -38,7 +45,9 @@ from .experiment import Task as Task
 from .experiment import execute as execute
 from .experiment import save as save
 from .experiment import simulate as simulate
+from .models import CharacterLSTM as CharacterLSTM
 from .models import LogisticRegression as LogisticRegression
+from .models import SentimentLSTM as SentimentLSTM
 from .protocol import Algorithm as Algorithm
 from .protocol import Fleet as Fleet
 from .protocol import Inbox as Inbox
@@ -54,6 +63,12 @@ from .records import load_all as load_all
 from .run import Moment as Moment
 from .run import run as run
 from .simulation import Simulation as Simulation
+from .tasks import MNIST as MNIST
+from .tasks import FashionMNIST as FashionMNIST
+from .tasks import Sent140 as Sent140
+from .tasks import Shakespeare as Shakespeare
+from .tasks import Synthetic as Synthetic
+from .tasks import SyntheticIID as SyntheticIID
 from .timing import ConstantSeconds as ConstantSeconds
 from .timing import PaperDelays as PaperDelays
 from .timing import PerDevice as PerDevice

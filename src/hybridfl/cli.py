@@ -96,6 +96,14 @@ ScheduleOption = Annotated[
         rich_help_panel="Local work",
     ),
 ]
+ClipOption = Annotated[
+    float,
+    typer.Option(
+        help="Longest gradient of a step; longer ones are shortened to it.",
+        rich_help_panel="Local work",
+        show_default="no limit",
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display, no table.")]
 
 
@@ -121,6 +129,7 @@ def run(
     batch_size: BatchOption = 64,
     learning_rate: RateOption = 0.1,
     schedule: ScheduleOption = "inverse",
+    clip: ClipOption = math.inf,
     seed: Annotated[int, typer.Option(help="Decides the data, the delays and every draw.")] = 0,
     out: Annotated[
         Path | None,
@@ -136,7 +145,7 @@ def run(
     from hybridfl.records import check_folder
     from hybridfl.spelling import read_algorithm, read_task
 
-    local = _local_work(epochs, batch_size, learning_rate, schedule)
+    local = _local_work(epochs, batch_size, learning_rate, schedule, clip)
     if seconds is None and rounds is None:
         rounds = 200
     comparison = Comparison(
@@ -198,6 +207,7 @@ def compare(
     batch_size: BatchOption = 64,
     learning_rate: RateOption = 0.1,
     schedule: ScheduleOption = "inverse",
+    clip: ClipOption = math.inf,
     target: Annotated[
         float | None,
         typer.Option(help="Accuracy to time, 0 to 1. (default: 95 % of the best)", show_default=False),
@@ -225,7 +235,7 @@ def compare(
 
     if target is not None:
         require_share("target", target)
-    local = _local_work(epochs, batch_size, learning_rate, schedule)
+    local = _local_work(epochs, batch_size, learning_rate, schedule, clip)
     if seconds is None and rounds is None:
         seconds = 200.0
     comparison = Comparison(
@@ -316,7 +326,7 @@ def main() -> None:
         sys.exit(2)
 
 
-def _local_work(epochs: int, batch_size: int, learning_rate: float, schedule: str) -> FullWork:
+def _local_work(epochs: int, batch_size: int, learning_rate: float, schedule: str, clip: float) -> FullWork:
     from hybridfl.algorithms.local_work import ConstantRate, FullWork, InverseSqrt, InverseTime, Schedule
 
     schedules: dict[str, Callable[[float], Schedule]] = {
@@ -326,7 +336,7 @@ def _local_work(epochs: int, batch_size: int, learning_rate: float, schedule: st
     }
     if schedule not in schedules:
         raise InputError(f"Unknown schedule '{schedule}'.{nearest(schedule, schedules)} Known: {', '.join(schedules)}.")
-    return FullWork(epochs, batch_size, schedules[schedule](learning_rate))
+    return FullWork(epochs, batch_size, schedules[schedule](learning_rate), clip=clip)
 
 
 def _json_row(row: Row) -> dict[str, object]:

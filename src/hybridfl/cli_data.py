@@ -29,13 +29,13 @@ def list_all(data_dir: DataDirOption = None) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridfl.data.store import DATA_SETS
+    from hybridfl.data.store import DATA_SETS, find
     from hybridfl.data.store import data_dir as folder_of
 
     folder = folder_of(data_dir)
     table = Table("Name", "What it is", "Size", "Here", "Terms", box=None, pad_edge=False)
     for name, data_set in DATA_SETS.items():
-        here = all((folder / file.name).is_file() for file in data_set.files)
+        here = all(find(folder, file) for file in data_set.files)
         table.add_row(
             name, data_set.title, f"{data_set.num_bytes / 1e6:.1f} MB", "yes" if here else "no", data_set.terms
         )
@@ -59,23 +59,27 @@ def fetch(name: NameArgument, data_dir: DataDirOption = None) -> None:
 @app.command()
 def check(data_dir: DataDirOption = None) -> None:
     """Verify the checksums of all data sets on this machine."""
-    from hybridfl.data.store import DATA_SETS, is_intact
+    from hybridfl.data.store import DATA_SETS, condition, find
     from hybridfl.data.store import data_dir as folder_of
     from hybridfl.errors import InputError
 
     folder = folder_of(data_dir)
     damaged = []
     for name, data_set in DATA_SETS.items():
-        there = [file for file in data_set.files if (folder / file.name).is_file()]
-        bad = [file.name for file in there if not is_intact(folder / file.name, file)]
-        damaged += bad
-        missing = len(data_set.files) - len(there)
-        state = "not here" if not there else "damaged" if bad else "incomplete" if missing else "intact"
-        typer.echo(f"{name}: {state}")
+        conditions = {file: condition(folder, file) for file in data_set.files}
+        damaged += [str(find(folder, file)) for file, state in conditions.items() if state == "damaged"]
+        states = set(conditions.values())
+        if states == {"missing"}:
+            typer.echo(f"{name}: not here")
+        elif "unverified" in states:
+            typer.echo(
+                f"{name}: a part, {', '.join(str(find(folder, file)) for file in conditions)}, which no checksum is known of"
+            )
+        else:
+            worst = next(state for state in ("damaged", "missing", "intact") if state in states)
+            typer.echo(f"{name}: {'incomplete' if worst == 'missing' else worst}")
     if damaged:
-        raise InputError(
-            f"{', '.join(damaged)} in '{folder}' is not what was published: run `hybridfl data fetch` again."
-        )
+        raise InputError(f"{', '.join(damaged)} is not what was published: run `hybridfl data fetch` again.")
 
 
 @app.command()

@@ -17,7 +17,8 @@ from hybridfl.protocol import Vector
 from hybridfl.training import Loss, loss_by_sample
 from hybridfl.vectors import unflatten
 
-_CHUNK = 8192
+_CHUNK = 512
+"""Samples in one forward pass: a recurrent model needs 80 MB of room for so many Shakespearean windows."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class ModuleForward:
         parameters = unflatten(self._model, weights)
         losses, right = [], []
         for chunk in torch.split(torch.from_numpy(rows), _CHUNK):
-            outputs = functional_call(self._model, parameters, (samples.take(chunk),))
-            targets = samples.targets[chunk]
+            inputs, targets = samples.take(chunk)
+            outputs = functional_call(self._model, parameters, (inputs,))
             losses.append(loss_by_sample(self._loss, outputs, targets))
             is_class = not targets.is_floating_point() and outputs.dim() > targets.dim()
             right.append(outputs.argmax(-1) == targets if is_class else torch.full((len(chunk),), math.nan))

@@ -44,6 +44,10 @@ class Task:
     model: nn.Module
     loss: Loss = cross_entropy
     l2: float = 0.0
+    scored: int | None = None
+    """Scores are taken on at most so many training samples and so many test samples, drawn by the run's seed; None: on all."""
+    notes: tuple[str, ...] = ()
+    """What a reader of results should know of the data."""
 
     @classmethod
     def from_devices(
@@ -57,7 +61,21 @@ class Task:
         seed: int = 0,
     ) -> Task:
         """One (inputs, targets) pair a device; `test_share` of each device's samples is held out for testing."""
-        train, test = Samples.from_devices(devices).split(test_share, seed)
+        return cls.from_samples(Samples.from_devices(devices), model, name, loss, l2, test_share, seed)
+
+    @classmethod
+    def from_samples(
+        cls,
+        samples: Samples,
+        model: nn.Module,
+        name: str = "custom",
+        loss: Loss = cross_entropy,
+        l2: float = 0.0,
+        test_share: float = 0.1,
+        seed: int = 0,
+    ) -> Task:
+        """Samples by device, as `from_hugging_face` and `from_flower` make them; `test_share` of each device's is held out."""
+        train, test = samples.split(test_share, seed)
         return cls(name, train, test, model, loss, l2)
 
     def pooled(self) -> Task:
@@ -75,13 +93,15 @@ class Task:
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "loss": _name_of(self.loss),
             "l2": self.l2,
+            "scored": self.scored,
+            "notes": list(self.notes),
             "checksum": self._checksum(),
         }
 
     def _checksum(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
-        for tensor in (self.train.inputs, self.train.targets, flatten(self.model)):
-            digest.update(tensor.contiguous().numpy().data)
+        for tensor in (self.train.inputs, self.train.targets, flatten(self.model), *self.model.buffers()):
+            digest.update(_held_once(tensor).numpy().data)
         for array in (self.train.index, self.train.offsets, self.test.index, self.test.offsets):
             digest.update(np.ascontiguousarray(array).data)
         return digest.hexdigest()
@@ -195,7 +215,7 @@ def execute(plan: Run) -> Iterator[Snapshot]:
 
 def _play(plan: Run, task: Task, timing: FleetTiming, fleet: Fleet) -> Iterator[Snapshot]:
     simulation = Simulation(fleet, trainer_for(task, plan.seed), timing)
-    evaluate = Evaluation(forward_for(task), task.train, task.test, plan.timing.is_straggler, task.l2)
+    evaluate = _evaluation(plan, task)
 
     weights = flatten(task.model)
     state, outbox = plan.algorithm.init(weights, fleet)
@@ -221,6 +241,13 @@ def _play(plan: Run, task: Task, timing: FleetTiming, fleet: Fleet) -> Iterator[
     if tally.recorded_seconds < plan.seconds:
         wall_seconds = time.perf_counter() - started
         yield tally.snapshot(state.version, float(plan.seconds), wall_seconds, asdict(evaluate(state.weights)))
+
+
+def _evaluation(plan: Run, task: Task) -> Evaluation:
+    train, test = (
+        samples if task.scored is None else samples.drawn(task.scored, plan.seed) for samples in (task.train, task.test)
+    )
+    return Evaluation(forward_for(task), train, test, plan.timing.is_straggler, task.l2)
 
 
 @contextmanager
@@ -319,6 +346,12 @@ def save(plan: Run, folder: Path) -> Iterator[Record]:
         for snapshot in itertools.chain([first], snapshots):
             files.write(snapshot.record, snapshot.arrivals)
             yield snapshot.record
+
+
+def _held_once(tensor: Tensor) -> Tensor:
+    """The numbers behind a tensor. Overlapping windows are a view of far fewer numbers than they have entries."""
+    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.contiguous() if tensor.numel() <= stored else tensor.as_strided((stored,), (1,), 0)
 
 
 def _name_of(loss: Loss) -> str:

@@ -6,6 +6,7 @@ A transport carries the jobs to the devices and their updates back, in virtual t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
@@ -38,13 +39,15 @@ class Fleet:
 class Work:
     """What a device does with the weights it gets: `epochs` of minibatch SGD on F_i(w) + ½·proximal·‖w − w_received‖².
 
-    `part` is how much of the full local work this is: a device that does less is back sooner.
+    A step's gradient longer than `clip` is shortened to it. `part` is how much of the full local work this is: a device
+    that does less is back sooner.
     """
 
     epochs: int
     batch_size: int
     learning_rate: float
     proximal: float = 0.0
+    clip: float = math.inf
     part: float = 1.0
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,9 +33,9 @@ def _pool(process: int) -> ThreadPoolExecutor:
 class SoftmaxSGD:
     """w ← w − η·((1/B) Σ_s (softmax(W·x_s + b) − 1_{y_s})·(x_s, 1)ᵀ + 2ε·w + μ·(w − w_received))
 
-    What `LocalSGD` computes for `LogisticRegression` with cross-entropy, to float32 rounding, without Python in any step.
-    A job is trained by one thread from its first step to its last, so its bits do not depend on the others; threads
-    share the jobs by their number of samples.
+    What `LocalSGD` computes for `LogisticRegression` with cross-entropy, to float32 rounding, without Python in any step;
+    the gradient in brackets is shortened to the work's `clip` where it is longer. A job is trained by one thread from its
+    first step to its last, so its bits do not depend on the others; threads share the jobs by their number of samples.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class SoftmaxSGD:
         losses = np.zeros(len(jobs), dtype=np.float64)
         rates = np.array([job.work.learning_rate for job in jobs])
         pulls = np.array([job.work.proximal for job in jobs])
+        clips = np.array([job.work.clip if math.isfinite(job.work.clip) else 0.0 for job in jobs])
         futures = [
             _pool(os.getpid()).submit(
                 train,
@@ -72,6 +74,7 @@ class SoftmaxSGD:
                 batches.batch_sizes,
                 rates,
                 pulls,
+                clips,
                 self._l2,
                 self._num_classes,
                 losses,

@@ -24,6 +24,7 @@ def train(
     batch_sizes,
     rates,
     pulls,
+    clips,
     l2,
     num_classes,
     losses,
@@ -33,7 +34,7 @@ def train(
     Inside, a row of W is followed by its bias and by zeros up to a multiple of 16 (`width`), a sample by a 1 and zeros,
     and there is an even number of rows: W·x + b is one product, and every inner loop is whole SIMD registers. The two
     products run over blocks of 2 classes × 4 samples, which stay in registers. Indices are unsigned: with signed ones
-    Numba guards against negative indices, and nothing vectorizes.
+    Numba guards against negative indices, and nothing vectorizes. A clip of 0 is none: fast maths knows no infinity.
     """
     features = inputs.shape[1]
     width = _unsigned((features + 16) // 16 * 16)
@@ -41,6 +42,7 @@ def train(
     widest = (batch_sizes.max() + 3) // 4 * 4
     w = np.zeros(rows * width, dtype=np.float32)
     received = np.zeros_like(w)
+    before = np.zeros_like(w)
     x = np.zeros(widest * width, dtype=np.float32)
     scores = np.zeros(rows * widest, dtype=np.float32)
     powers = np.zeros_like(scores)
@@ -68,11 +70,27 @@ def train(
                         batch_loss += np.log(totals[s]) + tops[s] - own[s]
                     loss += batch_loss / batch.size
                 _residuals(scores, totals, targets, batch, count, num_classes)
+                if clips[j] > 0.0:
+                    before[:] = w
                 for i in range(w.size):
                     w[i] = keep * w[i] + rate * pull * received[i]
                 _backward(w, x, scores, count, rows, width, rate / np.float32(batch.size))
+                if clips[j] > 0.0:
+                    _shorten_step(w, before, rates[j] * clips[j])
         _unpack(w, weights[j], num_classes, features, width)
         losses[j] = loss / ((num_samples[j] + batch_sizes[j] - 1) // batch_sizes[j])
+
+
+@_compiled
+def _shorten_step(w, before, longest):
+    """w ← before + (w − before)·min(1, longest/‖w − before‖): a step η·g with ‖g‖ cut to `longest`/η."""
+    squares = 0.0
+    for i in range(w.size):
+        squares += np.float64(w[i] - before[i]) ** 2
+    if squares > longest**2:
+        part = np.float32(longest / np.sqrt(squares))
+        for i in range(w.size):
+            w[i] = before[i] + part * (w[i] - before[i])
 
 
 @_compiled

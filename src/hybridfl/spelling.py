@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from hybridfl.algorithms.ad_sgd import Correction, Diagonal, MeanRankOne, NoCorrection, RankOne
+from hybridfl.algorithms.ad_sgd import Correction, Diagonal, MeanRankOne, NoCorrection, RankOne, Secant
 from hybridfl.algorithms.blend import Blend, ByStaleness, ConstantWeight, DataShare, Printed, Weight
 from hybridfl.algorithms.fedasync import FedAsync
 from hybridfl.algorithms.fedavg import FedAvg
@@ -36,9 +36,10 @@ from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.algorithms.staleness import Constant, Hinge, Polynomial, StalenessWeight
 from hybridfl.algorithms.stragglers import KnownShare, Learned, Stragglers
 from hybridfl.data.partition import IID, Dirichlet, Partition, PowerLaw, Shards
+from hybridfl.data.sent140 import Chosen, Merged, Users
 from hybridfl.errors import InputError, nearest
 from hybridfl.protocol import Algorithm
-from hybridfl.tasks import MNIST, FashionMNIST, Synthetic, SyntheticIID, TaskRecipe
+from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticIID, TaskRecipe
 
 Constructor = Callable[..., Any]
 
@@ -56,11 +57,14 @@ TASKS: Mapping[str, Constructor] = {
     "synthetic-iid": SyntheticIID,
     "fashion-mnist": FashionMNIST,
     "mnist": MNIST,
+    "shakespeare": Shakespeare,
+    "shakespeare-paper": Shakespeare.paper,
+    "sent140": Sent140,
 }
 
 PARTS: Mapping[Any, tuple[type, ...]] = {
     Merge: (Memory, Blend),
-    Correction: (RankOne, MeanRankOne, Diagonal, NoCorrection),
+    Correction: (Secant, RankOne, MeanRankOne, Diagonal, NoCorrection),
     Weight: (Printed, ByStaleness, ConstantWeight, DataShare),
     Stragglers: (Learned, KnownShare),
     Participants: (Uniform, Everyone, ProportionalToDelay, FirstOf, Deadline),
@@ -69,6 +73,7 @@ PARTS: Mapping[Any, tuple[type, ...]] = {
     FullWork: (FullWork,),
     Schedule: (InverseTime, InverseSqrt, ConstantRate),
     Partition: (PowerLaw, IID, Dirichlet, Shards),
+    Users: (Merged, Chosen),
 }
 """What may stand where a parameter of this type is wanted."""
 

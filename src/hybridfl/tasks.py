@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hybridfl.data.federated import Samples
 from hybridfl.data.idx import read_idx
+from hybridfl.data.packed import open_packed
 from hybridfl.data.partition import Partition, PowerLaw, like
+from hybridfl.data.sent140 import Merged, Tweets, Users, read_glove, read_tweets, sent140
+from hybridfl.data.shakespeare import ALPHABET, WINDOW, draw_roles, draw_sequences, kept_by_leaf, read_roles, windows
 from hybridfl.data.store import locate
 from hybridfl.data.synthetic import NUM_CLASSES, NUM_FEATURES, synthetic, synthetic_iid
+from hybridfl.errors import InputError
 from hybridfl.experiment import Task
-from hybridfl.models import LogisticRegression
+from hybridfl.models import CharacterLSTM, LogisticRegression, SentimentLSTM
+from hybridfl.randomness import key
 
 PAPER_L2 = 1e-4
 """ε of the paper's term ε‖w‖²."""
@@ -69,6 +77,89 @@ class MNIST:
 
     def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
         return _images("mnist", self.partition, devices, seed, data_dir)
+
+
+@dataclass(frozen=True)
+class Shakespeare:
+    """The next character of Shakespeare's plays, with a `CharacterLSTM`; a device is a role, drawn by the seed.
+
+    `sequences`: how many samples all devices hold together; None: all that their roles have. A tenth of a role's samples
+    is held out, its last words; 79 before them are used by neither, so that no test input was seen in training.
+    `scored`: how many samples scores are taken on.
+    """
+
+    sequences: int | None = None
+    embedding: int = 8
+    hidden: int = 256
+    layers: int = 2
+    scored: int | None = 2000
+
+    @classmethod
+    def paper(cls, embedding: int = 8, hidden: int = 256, layers: int = 2, scored: int | None = 2000) -> Shakespeare:
+        """The paper's size, with its 100 devices: 517,106 samples."""
+        return cls(517_106, embedding, hidden, layers, scored)
+
+    def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
+        (path,) = locate("shakespeare", data_dir)
+        everything, gap = _read_plays(path), WINDOW - 1
+        if self.sequences is None:
+            samples = draw_roles(everything, devices, seed)
+        else:
+            samples = draw_sequences(everything, devices, self.sequences, seed, gap)
+        train, test = samples.split_in_order(0.1, gap)
+        with _initial_weights(seed):
+            model = CharacterLSTM(len(ALPHABET), self.embedding, self.hidden, self.layers)
+        return Task("shakespeare", train, test, model, scored=self.scored)
+
+
+@dataclass(frozen=True)
+class Sent140:
+    """Whether a tweet is positive, with a `SentimentLSTM` on its first `tokens` words; devices are made of `users`.
+
+    `vocabulary`: how many words have a code of their own, the most frequent of the training part. `glove`: a file of word
+    vectors (glove.6B.300d.txt, for example) to use instead of learning an embedding.
+    """
+
+    users: Users = Merged()
+    tokens: int = 25
+    vocabulary: int = 5000
+    glove: str | None = None
+    embedding: int = 32
+    hidden: int = 64
+    layers: int = 1
+    scored: int | None = 4000
+
+    def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
+        (path,) = locate("sent140", data_dir)
+        tweets = _read_tweets(path)
+        train, test, words = sent140(tweets, self.users, devices, seed, self.vocabulary, self.tokens)
+        vectors = None if self.glove is None else read_glove(Path(self.glove), words)
+        with _initial_weights(seed):
+            model = SentimentLSTM(len(words) + 2, self.embedding, self.hidden, self.layers, vectors)
+        return Task("sent140", train, test, model, scored=self.scored, notes=tweets.notes)
+
+
+@contextmanager
+def _initial_weights(seed: int) -> Iterator[None]:
+    """PyTorch draws a model's first weights from a global stream: here it is the seed's, and put back afterwards."""
+    with torch.random.fork_rng():
+        torch.manual_seed(key(seed, "initial weights"))
+        yield
+
+
+@lru_cache(maxsize=1)
+def _read_plays(path: Path) -> Samples:
+    """All windows of all roles; all seeds and runs share them."""
+    with open_packed(path, ".txt") as file:
+        roles = kept_by_leaf(read_roles(file.read().decode("latin-1")))
+    if not roles:
+        raise InputError(f"'{path}' holds no plays as Project Gutenberg set them in January 1994: fetch it again.")
+    return windows(roles)
+
+
+@lru_cache(maxsize=1)
+def _read_tweets(path: Path) -> Tweets:
+    return read_tweets(path)
 
 
 def _logistic_regression(name: str, samples: Samples, seed: int) -> Task:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import os
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
@@ -24,14 +30,22 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
-class LocalSGD:
-    """w ← w − η·(∇ℓ_batch(w) + 2ε·w + μ·(w − w_received)), step after step, E epochs over the device's own samples
+Gradients = Callable[[Tensor, Tensor, Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]]
+"""(weights [jobs, n], inputs and targets [jobs, width, …], batch sizes [jobs]) → (gradients [jobs, n], losses [jobs])."""
 
-    η, μ, E and the batch size come with each job's work; ε is the L2 term's (the objective is F_i(w) + ε‖w‖²).
+
+class LocalSGD:
+    """w ← w − η·clip(∇ℓ_batch(w) + 2ε·w + μ·(w − w_received)), step after step, E epochs over the device's own samples
+
+    η, μ, E, the batch size and the longest gradient come with each job's work; clip(g) = g·min(1, clip/‖g‖); ε is the L2
+    term's (the objective is F_i(w) + ε‖w‖²).
 
     All jobs advance together: their weights are one matrix, a step is one `vmap` of the gradient over its rows. Jobs of
     different versions, rates and μ share it. They are ordered by their number of steps, so a step touches exactly the
     jobs that still have one to take.
+
+    With recurrent layers a job is trained for itself, by one thread from its first step to its last: on a CPU PyTorch's fused
+    recurrent layers beat every way of stacking devices (docs/data.md has the numbers).
     """
 
     def __init__(
@@ -39,13 +53,19 @@ class LocalSGD:
     ) -> None:
         check_trainable(model)
         self._samples = samples
-        self._model = model
-        self._loss = loss
         self._l2 = l2
         self._seed = seed
-        self._gradients = vmap(grad_and_value(self._batch_loss))
+        self._recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+        self._gradients = (one_by_one if self._recurrent else together)(model, loss)
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
+        if not self._recurrent:
+            return self._train(jobs)
+        longest_first = np.argsort(-self._samples.num_samples[[job.device for job in jobs]], kind="stable")
+        futures = {int(j): _pool(os.getpid()).submit(self._train, [jobs[j]]) for j in longest_first}
+        return [futures[j].result()[0] for j in range(len(jobs))]
+
+    def _train(self, jobs: Sequence[Job]) -> list[Update]:
         batches = Batches.of(jobs, self._samples, self._seed)
         ranked = np.argsort(-batches.num_steps, kind="stable")
         steps = batches.num_steps[ranked]
@@ -53,20 +73,18 @@ class LocalSGD:
         weights = received.clone()
         rates = weights.new_tensor([jobs[j].work.learning_rate for j in ranked]).unsqueeze(1)
         pulls = weights.new_tensor([jobs[j].work.proximal for j in ranked]).unsqueeze(1)
+        longest = weights.new_tensor([jobs[j].work.clip for j in ranked]).unsqueeze(1)
         last_epoch_starts = torch.from_numpy(steps - batches.steps_per_epoch[ranked])
         losses = torch.zeros(len(jobs))
 
         for step in range(steps[0]):
             active = int(np.searchsorted(-steps, -step))
             rows, sizes = batches.at(step, ranked[:active])
-            shape = rows.shape
-            flat = torch.from_numpy(rows.reshape(-1))
-            inputs = self._samples.take(flat).view(*shape, *self._samples.inputs.shape[1:])
-            targets = self._samples.targets[flat].view(*shape, *self._samples.targets.shape[1:])
-            counts = torch.from_numpy((np.arange(shape[1]) < sizes[:, None]) / sizes[:, None]).to(weights.dtype)
+            inputs, targets = self._samples.take(torch.from_numpy(rows))
             now = weights[:active]
-            gradients, values = self._gradients(now, inputs, targets, counts)
+            gradients, values = self._gradients(now, inputs, targets, sizes)
             gradients = gradients + 2 * self._l2 * now + pulls[:active] * (now - received[:active])
+            gradients = shortened(gradients, longest[:active])
             now -= rates[:active] * gradients
             losses[:active] += torch.where(step >= last_epoch_starts[:active], values, 0.0)
 
@@ -77,10 +95,62 @@ class LocalSGD:
         }
         return [updates[j] for j in range(len(jobs))]
 
-    def _batch_loss(self, weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""
-        outputs = functional_call(self._model, unflatten(self._model, weights), (inputs,))
-        return (loss_by_sample(self._loss, outputs, targets) * shares).sum()
+
+@functools.cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    """A thread a core, one pool a process: threads do not survive a fork. Each leaves the other cores to the others."""
+    return ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,))
+
+
+def together(model: nn.Module, loss: Loss) -> Gradients:
+    """All jobs' gradients in one `vmap`. A batch shorter than the widest is filled up with samples of no weight."""
+
+    def batch_loss(weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+        outputs = functional_call(model, unflatten(model, weights), (inputs,))
+        return (loss_by_sample(loss, outputs, targets) * shares).sum()
+
+    vectorized = vmap(grad_and_value(batch_loss))
+
+    def gradients(weights: Tensor, inputs: Tensor, targets: Tensor, sizes: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        filled = np.arange(inputs.shape[1]) < sizes[:, None]
+        found: tuple[Tensor, Tensor] = vectorized(
+            weights, inputs, targets, torch.from_numpy(filled / sizes[:, None]).to(weights.dtype)
+        )
+        return found
+
+    return gradients
+
+
+def one_by_one(model: nn.Module, loss: Loss) -> Gradients:
+    """One job's gradient after the other, by plain automatic differentiation."""
+    # `functional_call` puts the weights into the module while it runs, so every thread needs a module of its own.
+    own = threading.local()
+
+    def gradient(weights: Vector, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        if not hasattr(own, "model"):
+            own.model = copy.deepcopy(model)
+        leaf = weights.detach().requires_grad_()
+        outputs = functional_call(own.model, unflatten(own.model, leaf), (inputs,))
+        value = loss_by_sample(loss, outputs, targets).mean()
+        (slope,) = torch.autograd.grad(value, leaf)
+        return slope, value.detach()
+
+    def gradients(weights: Tensor, inputs: Tensor, targets: Tensor, sizes: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        found = [
+            gradient(weights[job], inputs[job, :size], targets[job, :size]) for job, size in enumerate(sizes.tolist())
+        ]
+        slopes, values = zip(*found, strict=True)
+        return torch.stack(slopes), torch.stack(values)
+
+    return gradients
+
+
+def shortened(gradients: Tensor, longest: Tensor) -> Tensor:
+    """Each row g as g·min(1, longest/‖g‖)."""
+    if bool(torch.isinf(longest).all()):
+        return gradients
+    norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+    return torch.where(norms > longest, gradients * (longest / norms), gradients)
 
 
 def loss_by_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from fakes import vector
-from hybridfl.algorithms.ad_sgd import Correction, Delayed, Diagonal, MeanRankOne, NoCorrection, RankOne
+from hybridfl.algorithms.ad_sgd import Correction, Delayed, Diagonal, MeanRankOne, NoCorrection, RankOne, Secant
 from hybridfl.errors import InputError
 
 W_BASE, DELTA, ETA, W_NOW = vector(1.0, 2.0), vector(-1.0, 0.5), 0.5, vector(1.1, 2.0)
@@ -19,6 +19,7 @@ def one_delayed(fresh: bool = False) -> Delayed:
         rates=vector(ETA),
         steps=vector(4.0),
         offsets=(DELTA * W_BASE).sum().unsqueeze(0),
+        squares=DELTA.square().sum().unsqueeze(0),
         fresh=torch.tensor([fresh]),
         bases=W_BASE.unsqueeze(0),
     )
@@ -32,6 +33,10 @@ def test_along_is_g_times_d() -> None:
     ("correction", "expected"),
     [
         (NoCorrection(), (-1.0, 0.5)),
+        (Secant(1.0), (-1.08, 0.54)),  # Δ·d/‖Δ‖² = −0.1/1.25 = −0.08: s = 0.08
+        (Secant(3.0), (-1.24, 0.62)),
+        (Secant(3.0, trust=0.1), (-1.1, 0.55)),
+        (Secant(3.0, trust=0.0), (-1.0, 0.5)),
         (RankOne(math.inf), (-1.2, 0.6)),  # g̃ = 1.2·g = (2.4, −1.2), Δ̃ = −0.5·g̃
         (RankOne(0.1), (-1.1, 0.55)),  # s = clip(0.2, ±0.1) = 0.1
         (RankOne(0.0), (-1.0, 0.5)),
@@ -48,8 +53,28 @@ def test_corrections_by_hand(correction: Correction, expected: tuple[float, floa
 def test_a_gradient_the_model_has_followed_is_damped_and_one_it_went_against_is_raised() -> None:
     followed = W_BASE + 0.3 * DELTA
     opposed = W_BASE - 0.3 * DELTA
-    assert RankOne(0.3).total(vector(1.0), one_delayed(), followed).norm() < DELTA.norm()
-    assert RankOne(0.3).total(vector(1.0), one_delayed(), opposed).norm() > DELTA.norm()
+    for correction in (RankOne(0.3), Secant()):
+        assert correction.total(vector(1.0), one_delayed(), followed).norm() < DELTA.norm()
+        assert correction.total(vector(1.0), one_delayed(), opposed).norm() > DELTA.norm()
+
+
+@pytest.mark.parametrize(("part", "left"), [(0.0, 1.0), (0.1, 0.7), (1 / 3, 0.0), (1.0, 0.0), (-0.1, 1.3), (-1.0, 2.0)])
+def test_the_secant_leaves_what_the_model_has_not_made_of_the_step(part: float, left: float) -> None:
+    corrected = Secant(3.0).total(vector(1.0), one_delayed(), W_BASE + part * DELTA)
+    assert_close(corrected, left * DELTA, rtol=0, atol=1e-6)
+
+
+def test_the_secant_is_a_rank_one_hessian_along_the_own_step() -> None:
+    """R = gain/(η‖g‖²)·g·gᵀ with g = (2, −1), η = ½: R = 3/2.5·((4, −2), (−2, 1)); g̃ = g + R·d, d = (0.1, 0)."""
+    g = -DELTA / ETA
+    hessian = 3.0 / (ETA * g.square().sum()) * torch.outer(g, g)
+    expected = -ETA * (g + hessian @ (W_NOW - W_BASE))
+    assert_close(Secant(3.0, trust=math.inf).total(vector(1.0), one_delayed(), W_NOW), expected)
+
+
+def test_a_device_that_did_not_move_leaves_the_model_alone() -> None:
+    still = Delayed(torch.zeros(1, 2), vector(ETA), vector(4.0), vector(0.0), vector(0.0), torch.tensor([False]))
+    assert_close(Secant().total(vector(1.0), still, W_NOW), torch.zeros(2))
 
 
 def test_rank_one_is_the_outer_product_without_the_matrix() -> None:
@@ -57,7 +82,15 @@ def test_rank_one_is_the_outer_product_without_the_matrix() -> None:
     deltas, bases = torch.randn(5, 7, generator=generator), torch.randn(5, 7, generator=generator)
     rates, shares = torch.rand(5, generator=generator) + 0.5, torch.rand(5, generator=generator)
     now = torch.randn(7, generator=generator)
-    delayed = Delayed(deltas, rates, torch.ones(5), (deltas * bases).sum(1), torch.zeros(5, dtype=torch.bool), bases)
+    delayed = Delayed(
+        deltas=deltas,
+        rates=rates,
+        steps=torch.ones(5),
+        offsets=(deltas * bases).sum(1),
+        squares=deltas.square().sum(1),
+        fresh=torch.zeros(5, dtype=torch.bool),
+        bases=bases,
+    )
     expected = torch.zeros(7)
     for i in range(5):
         g = -deltas[i] / rates[i]
@@ -66,7 +99,7 @@ def test_rank_one_is_the_outer_product_without_the_matrix() -> None:
     assert_close(RankOne(math.inf).total(shares, delayed, now), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("correction", [NoCorrection(), RankOne(0.3), MeanRankOne(), Diagonal(0.3)])
+@pytest.mark.parametrize("correction", [NoCorrection(), Secant(), RankOne(0.3), MeanRankOne(), Diagonal(0.3)])
 def test_a_fresh_gradient_keeps_its_bits(correction: Correction) -> None:
     assert torch.equal(correction.total(vector(1.0), one_delayed(fresh=True), W_NOW), DELTA)
 
@@ -77,3 +110,11 @@ def test_trust_must_not_be_negative(trust: float) -> None:
         RankOne(trust)
     with pytest.raises(InputError, match="trust"):
         Diagonal(trust)
+    with pytest.raises(InputError, match="trust"):
+        Secant(trust=trust)
+
+
+@pytest.mark.parametrize("gain", [0.0, -1.0, math.nan, math.inf])
+def test_gain_must_be_positive(gain: float) -> None:
+    with pytest.raises(InputError, match="gain"):
+        Secant(gain)

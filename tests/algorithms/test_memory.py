@@ -3,7 +3,7 @@ import torch
 from torch.testing import assert_close
 
 from fakes import answer, fleet_of, job, vector
-from hybridfl.algorithms.ad_sgd import Diagonal, NoCorrection, RankOne
+from hybridfl.algorithms.ad_sgd import Diagonal, NoCorrection, RankOne, Secant
 from hybridfl.algorithms.memory import Memory
 
 FLEET = fleet_of(1, 3)
@@ -78,5 +78,6 @@ def test_the_correction_changes_the_step_by_at_most_trust(trust: float) -> None:
         job(0, 0, torch.randn(6, generator=generator).tolist()), *torch.randn(6, generator=generator).tolist()
     )
     plain, _ = Memory(NoCorrection()).close(None, now, 3, 0.1, [update], FLEET)
-    corrected, _ = Memory(RankOne(trust)).close(None, now, 3, 0.1, [update], FLEET)
-    assert (corrected - plain).norm() <= trust * (plain - now).norm() * (1 + 1e-5)
+    for correction in (RankOne(trust), Secant(trust=trust)):
+        corrected, _ = Memory(correction).close(None, now, 3, 0.1, [update], FLEET)
+        assert (corrected - plain).norm() <= trust * (plain - now).norm() * (1 + 1e-5)

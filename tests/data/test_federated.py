@@ -67,6 +67,41 @@ def test_what_a_device_holds_out_does_not_depend_on_the_other_devices() -> None:
         assert np.array_equal(few.split(0.2)[1].rows(device), many.split(0.2)[1].rows(device))
 
 
+@given(SIZES, st.floats(0.0, 1.0), st.integers(0, 20))
+def test_a_split_in_order_keeps_order_and_gap(sizes: list[int], share: float, gap: int) -> None:
+    samples = of_sizes(*sizes)
+    train, test = samples.split_in_order(share, gap)
+    for device, size in enumerate(sizes):
+        rows, kept, held_out = (part.rows(device).tolist() for part in (samples, train, test))
+        assert kept
+        assert kept == rows[: len(kept)]
+        if held_out:
+            assert held_out == rows[len(rows) - len(held_out) :]
+            assert size == len(kept) + gap + len(held_out)
+        else:
+            assert kept == rows
+            assert share == 0 or size - gap < 2
+
+
+@given(SIZES, st.integers(1, 40), st.integers(0, 3))
+def test_drawn_samples_stay_with_their_devices(sizes: list[int], count: int, seed: int) -> None:
+    samples = of_sizes(*sizes)
+    drawn = samples.drawn(count, seed)
+    assert len(drawn.index) == min(count, sum(sizes))
+    assert len(drawn) == len(sizes)
+    for device in range(len(sizes)):
+        rows = drawn.rows(device).tolist()
+        assert sorted(set(rows)) == rows
+        assert set(rows) <= set(samples.rows(device).tolist())
+    assert np.array_equal(drawn.index, samples.drawn(count, seed).index)
+
+
+def test_rows_are_taken_in_their_shape() -> None:
+    inputs, targets = of_sizes(4, 2).take(torch.tensor([[0, 5], [2, 2]]))
+    assert inputs.tolist() == [[[0.0], [5.0]], [[2.0], [2.0]]]
+    assert targets.tolist() == [[0.0, -5.0], [-2.0, -2.0]]
+
+
 def test_a_share_beyond_all_is_refused() -> None:
     with pytest.raises(InputError, match=r"test_share=1\.5"):
         of_sizes(3).split(1.5)

@@ -4,14 +4,14 @@ import gzip
 import hashlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from hybridfl.data import store
-from hybridfl.data.store import DataSet, RemoteFile, data_dir, data_set, fetch, is_intact, locate
+from hybridfl.data.store import DataSet, RemoteFile, condition, data_dir, data_set, fetch, is_intact, locate
 from hybridfl.errors import InputError
 
 CONTENT = bytes(range(256)) * 400
@@ -118,6 +118,41 @@ def test_what_is_missing_is_said_in_one_line(published: RemoteFile, tmp_path: Pa
         locate("toys", tmp_path)
     assert "run `hybridfl data fetch toys` (0.1 MB)" in str(error.value)
     assert str(tmp_path) in str(error.value)
+
+
+def test_a_mirror_helps_when_the_address_has_moved(
+    upstream: Upstream, published: RemoteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = replace(published, url=upstream.address + "old", mirrors=(upstream.address + "new",))
+    monkeypatch.setitem(store.DATA_SETS, "toys", DataSet("toys", "Toys", "free", (moved,)))
+    upstream.plan = ["gone", "gone"]
+    (path,) = fetch("toys", tmp_path, retries=1)
+    assert path.read_bytes() == CONTENT
+    assert upstream.requests == 3
+
+
+@pytest.mark.parametrize("has_content_sum", [True, False])
+def test_a_file_may_stand_in_for_the_published_one(
+    has_content_sum: bool,
+    upstream: Upstream,
+    published: RemoteFile,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content_sum = hashlib.sha256(CONTENT).hexdigest() if has_content_sum else ""
+    file = replace(published, content_sha256=content_sum, stand_ins=("toys/b.gz",))
+    monkeypatch.setitem(store.DATA_SETS, "toys", DataSet("toys", "Toys", "free", (file,)))
+    assert condition(tmp_path, file) == "missing"
+    (tmp_path / "toys").mkdir()
+    (tmp_path / "toys" / "b.gz").write_bytes(gzip.compress(CONTENT))
+    assert locate("toys", tmp_path) == [tmp_path / "toys" / "b.gz"]
+    assert condition(tmp_path, file) == ("intact" if has_content_sum else "unverified")
+    # What is known to be the whole need not be fetched; what may be a part does.
+    fetch("toys", tmp_path)
+    assert upstream.requests == (0 if has_content_sum else 1)
+    assert condition(tmp_path, file) == "intact"
+    (tmp_path / "toys" / "a.bin").write_bytes(b"damaged")
+    assert condition(tmp_path, file) == "damaged"
 
 
 def test_the_same_content_packed_otherwise_is_intact(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from hybridfl.errors import InputError
+from hybridfl.errors import InputError, require_positive
 from hybridfl.protocol import Update, Vector
 from hybridfl.vectors import weighted_sum
 
@@ -41,6 +41,8 @@ class Delayed:
     """[m]: k_i, the number of local steps it took."""
     offsets: Tensor
     """[m]: Δ_i·w_base,i. With it, Δ_i·d_i = Δ_i·w_t − offset_i needs no old model."""
+    squares: Tensor
+    """[m]: ‖Δ_i‖²."""
     fresh: Tensor
     """[m]: whether w_base,i is the current model, that is d_i = 0 exactly."""
     bases: Tensor | None = None
@@ -56,14 +58,22 @@ class Delayed:
             rates=deltas.new_tensor([update.job.work.learning_rate for update in updates]),
             steps=deltas.new_tensor([update.num_steps for update in updates]),
             offsets=(deltas * bases).sum(1),
+            squares=deltas.square().sum(1),
             fresh=torch.tensor([update.job.version == version for update in updates], device=deltas.device),
             bases=bases,
         )
 
     def along(self, weights: Vector) -> Tensor:
         """[m]: g_i·d_i = −(Δ_i·w_t − Δ_i·w_base,i) / η_i, how far the model has moved along each gradient since."""
-        moved = (self.offsets - self.deltas @ weights) / self.rates
-        return torch.where(self.fresh, 0.0, moved)
+        return -self._moved(weights) / self.rates
+
+    def followed(self, weights: Vector) -> Tensor:
+        """[m]: Δ_i·d_i / ‖Δ_i‖², the part of each device's own step that the model has made since."""
+        return torch.where(self.squares > 0, self._moved(weights) / self.squares, 0.0)
+
+    def _moved(self, weights: Vector) -> Tensor:
+        """[m]: Δ_i·d_i."""
+        return torch.where(self.fresh, 0.0, self.deltas @ weights - self.offsets)
 
 
 class Correction(Protocol):
@@ -83,6 +93,32 @@ class NoCorrection:
 
     def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
         return weighted_sum(coefficients, delayed.deltas)
+
+
+@dataclass(frozen=True)
+class Secant:
+    """g̃ = (1 + s)·g,  s = −clip(gain·(Δ·d)/‖Δ‖², −trust, +trust)
+
+    Δ = −η·g: the device's own step; (Δ·d)/‖Δ‖²: the part of it that the joint model has made since. The Hessian is rank-one as
+    in `RankOne`, R = gain/(η‖g‖²)·g·gᵀ, but measured along the device's own step: where the model has made 1/`gain` of
+    that step, nothing is left of the gradient. With `trust` = 1 it is never turned round; ‖g̃ − g‖ ≤ trust·‖g‖.
+
+    A device that holds much data pulls the model along its step in a few rounds and is damped before it overshoots; a
+    device that holds little is left whole. `RankOne` tells them apart by the sign of g·d alone, since g·d is nearly
+    always far outside its bounds. Ours; docs/reading-of-the-paper.md has the measurements and how `gain` was chosen.
+    """
+
+    gain: float = 3.0
+    trust: float = 1.0
+    needs_bases: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_positive("gain", self.gain)
+        _check_trust(self.trust)
+
+    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+        scale = 1.0 - (self.gain * delayed.followed(weights)).clamp(-self.trust, self.trust)
+        return weighted_sum(coefficients * scale, delayed.deltas)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hybridfl.algorithms.ad_sgd import RankOne
+from hybridfl.algorithms.ad_sgd import RankOne, Secant
 from hybridfl.algorithms.blend import Blend, Printed
 from hybridfl.algorithms.local_work import FullWork, Local
 from hybridfl.algorithms.memory import Memory
@@ -53,10 +53,10 @@ class HFLState:
 class HFL:
     """A round closes when all of S1 has answered, or when its time is up. Whatever arrived by then is merged:
 
-        w_{t+1} = w_t − η_t Σ_i q_i·(1 + s_i)·g_i,  s_i = clip(g_i·(w_t − w_base,i), −trust, +trust)
+        w_{t+1} = w_t − η_t Σ_i q_i·(1 + s_i)·g_i,  s_i = −clip(gain·Δ_i·(w_t − w_base,i)/‖Δ_i‖², −trust, +trust)
 
     S1: the normal devices according to `stragglers`; g_i: the last accumulated gradient of device i, fresh or not;
-    q_i: its share of the data among the devices heard from. See `Memory` and `RankOne` for the rule and its symbols.
+    Δ_i: the step it made; q_i: its share of the data among the devices heard from. See `Memory` and `Secant`.
 
     Late work is merged at the next closing and never discarded. Every device that answered gets the new version at
     the closing. A version is made of something new: a deadline that passes with no arrival starts the wait again.
@@ -65,7 +65,7 @@ class HFL:
     is `HFL.as_printed()`; docs/reading-of-the-paper.md says where and why the default differs.
     """
 
-    merge: Merge = Memory(RankOne(0.3))
+    merge: Merge = Memory(Secant())
     stragglers: Stragglers = Learned()
     round_seconds: float | None = None
     local: Local = FullWork()

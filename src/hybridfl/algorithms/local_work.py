@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -66,21 +67,27 @@ class Local(Protocol):
 
 @dataclass(frozen=True)
 class FullWork:
-    """Every device runs the same number of epochs of minibatch SGD. The defaults are the paper's."""
+    """Every device runs the same number of epochs of minibatch SGD. The defaults are the paper's.
+
+    `clip` bounds the norm of every step's gradient (∞: not at all); recurrent models want it.
+    """
 
     epochs: int = 5
     batch_size: int = 64
     learning_rate: Schedule = InverseTime(0.1)
     proximal: float = 0.0
+    clip: float = math.inf
 
     def __post_init__(self) -> None:
         require_positive("epochs", self.epochs)
         require_positive("batch_size", self.batch_size)
         if self.proximal:
             require_positive("proximal", self.proximal)
+        if self.clip != math.inf:
+            require_positive("clip", self.clip)
 
     def work(self, device: int, version: int, fleet: Fleet) -> Work:
-        return Work(self.epochs, self.batch_size, self.learning_rate(version), self.proximal)
+        return Work(self.epochs, self.batch_size, self.learning_rate(version), self.proximal, self.clip)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hybridfl.algorithms.ad_sgd import Correction, Delayed, RankOne
+from hybridfl.algorithms.ad_sgd import Correction, Delayed, Secant
 from hybridfl.protocol import Fleet, Update, Vector
 from hybridfl.vectors import shares
 
@@ -25,6 +25,7 @@ class Remembered:
     rates: Tensor
     steps: Tensor
     offsets: Tensor
+    squares: Tensor
     bases: Tensor | None
 
 
@@ -40,7 +41,7 @@ class Memory:
     Δ_i = −η_i·g_i as w_t + Σ_i q_i·(η_t/η_i)·Δ̃_i: two matrix-vector products over [devices, n], and no old model is kept.
     """
 
-    correction: Correction = RankOne(0.3)
+    correction: Correction = Secant()
 
     def start(self) -> Remembered | None:
         return None
@@ -62,6 +63,7 @@ class Memory:
             remembered.rates,
             remembered.steps,
             remembered.offsets,
+            remembered.squares,
             torch.from_numpy(remembered.versions == version).to(weights.device),
             remembered.bases,
         )
@@ -78,6 +80,7 @@ def _remembered(updates: Sequence[Update], version: int, with_bases: bool) -> Re
         rates=delayed.rates,
         steps=delayed.steps,
         offsets=delayed.offsets,
+        squares=delayed.squares,
         bases=delayed.bases if with_bases else None,
     )
 
@@ -101,5 +104,6 @@ def _merge(old: Remembered, new: Remembered) -> Remembered:
         rates=merged(old.rates, new.rates),
         steps=merged(old.steps, new.steps),
         offsets=merged(old.offsets, new.offsets),
+        squares=merged(old.squares, new.squares),
         bases=merged(old.bases, new.bases) if old.bases is not None and new.bases is not None else None,
     )

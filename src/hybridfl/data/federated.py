@@ -28,7 +28,7 @@ class Samples:
     scale: float | None = None
 
     @classmethod
-    def from_devices(cls, devices: Sequence[tuple[Tensor, Tensor]]) -> Samples:
+    def from_devices(cls, devices: Sequence[tuple[Tensor, Tensor]], scale: float | None = None) -> Samples:
         """One pair (inputs, targets) a device."""
         if not devices:
             raise InputError("The list of devices is empty: give one (inputs, targets) pair a device.")
@@ -41,6 +41,7 @@ class Samples:
             targets=torch.cat([targets for _, targets in devices]),
             index=np.arange(sum(sizes)),
             offsets=np.concatenate([[0], np.cumsum(sizes)]),
+            scale=scale,
         )
         return samples.checked()
 
@@ -56,10 +57,24 @@ class Samples:
         sizes = [len(part) for part in rows]
         return replace(self, index=np.concatenate(rows), offsets=np.concatenate([[0], np.cumsum(sizes)]))
 
-    def take(self, rows: Tensor) -> Tensor:
-        """The inputs in these rows, as a model sees them."""
-        inputs = self.inputs[rows]
-        return inputs if self.scale is None else inputs.float() * self.scale
+    def with_inputs(self, inputs: Tensor) -> Samples:
+        """Other inputs in the same rows."""
+        return replace(self, inputs=inputs)
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """(inputs, targets) in these rows, as a model sees them; the shape of `rows` comes first in theirs."""
+        flat = rows.reshape(-1)
+        inputs, targets = self.inputs[flat], self.targets[flat]
+        if self.scale is not None:
+            inputs = inputs.float() * self.scale
+        return inputs.view(*rows.shape, *inputs.shape[1:]), targets.view(*rows.shape, *targets.shape[1:])
+
+    def drawn(self, count: int, seed: int) -> Samples:
+        """At most `count` of all samples, drawn by the seed; devices keep their places, some may be left with none."""
+        if count >= len(self.index):
+            return self
+        chosen = np.sort(generator(seed, "drawn").permutation(len(self.index))[:count])
+        return replace(self, index=self.index[chosen], offsets=np.searchsorted(chosen, self.offsets))
 
     def checked(self) -> Samples:
         """Itself, if every device has samples and all of them are finite."""
@@ -108,4 +123,20 @@ class Samples:
             held_out = min(int(np.ceil(test_share * len(rows))), len(rows) - 1)
             train.append(np.sort(rows[held_out:]))
             test.append(np.sort(rows[:held_out]))
+        return self.with_rows(train), self.with_rows(test)
+
+    def split_in_order(self, test_share: float = 0.1, gap: int = 0) -> tuple[Samples, Samples]:
+        """(train, test): of each device's samples the last `test_share` is held out, and `gap` before them are unused.
+
+        For samples that overlap their neighbours, such as windows over a text: with a gap of a window's length less one,
+        no input of the test is seen in training. A device too short for all three parts has none to test on.
+        """
+        require_share("test_share", test_share)
+        train, test = [], []
+        for device in range(len(self)):
+            rows = self.rows(device)
+            usable = len(rows) - gap
+            held_out = min(int(np.ceil(test_share * usable)), usable - 1)
+            train.append(rows[: usable - held_out] if held_out > 0 else rows)
+            test.append(rows[len(rows) - held_out :] if held_out > 0 else rows[:0])
         return self.with_rows(train), self.with_rows(test)

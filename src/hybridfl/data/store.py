@@ -6,7 +6,6 @@ data set has a folder of its own with the files as their publishers ship them.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybridfl.data.packed import open_packed
 from hybridfl.errors import InputError, nearest
 
 
@@ -27,7 +27,13 @@ class RemoteFile:
     checksum: str
     """`md5:…` or `sha256:…` of the file as published."""
     content_sha256: str = ""
-    """Of what is inside a gzip file: other packers of the same content make other files."""
+    """Of what is inside a packed file: other packers of the same content make other files."""
+    content_name: str = ""
+    """How the name of that content ends, where the file is a zip archive."""
+    mirrors: tuple[str, ...] = ()
+    """Where else it may be had."""
+    stand_ins: tuple[str, ...] = ()
+    """Files that do as well if the published one is not there: the same content packed otherwise, or a part of it."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,42 @@ DATA_SETS = {
             ),
         ),
     ),
+    "shakespeare": DataSet(
+        "shakespeare",
+        "Shakespeare's plays by role: 4,226,159 windows of 80 characters, 1,129 roles (Project Gutenberg #100)",
+        "private and non-commercial copies only",
+        (
+            RemoteFile(
+                "shakespeare/1994-01-100.zip",
+                "http://www.gutenberg.org/files/100/old/1994-01-100.zip",
+                2_000_000,
+                "md5:b8d60664a90939fa7b5d9f4dd064a1d5",
+                "df0204dc84dc94f6807c875b3d48d1becf7d0572f78d6af819808cb3b290609d",
+                ".txt",
+                mirrors=("https://www.gutenberg.org/files/100/old/old/1994-01-100.zip",),
+                stand_ins=("shakespeare/pg100.txt.gz", "shakespeare/pg100.txt", "shakespeare/100.txt"),
+            ),
+        ),
+    ),
+    "sent140": DataSet(
+        "sent140",
+        "Sentiment140: 1,600,000 tweets, positive or negative (Go et al. 2009)",
+        "research only; contains users' handles",
+        (
+            RemoteFile(
+                "sent140/trainingandtestdata.zip",
+                "https://cs.stanford.edu/people/alecmgo/trainingandtestdata.zip",
+                81_363_704,
+                "sha256:004a3772c8a7ff9bbfeb875880f47f0679d93fc63e5cf9cff72d54a8a6162e57",
+                content_name="noemoticon.csv",
+                stand_ins=(
+                    "sent140/training.1600000.processed.noemoticon.csv",
+                    "sent140/training.1600000.processed.noemoticon.csv.gz",
+                    "sent140/sent140_subset.csv.gz",
+                ),
+            ),
+        ),
+    ),
 }
 
 
@@ -146,13 +188,18 @@ def data_set(name: str) -> DataSet:
 def locate(name: str, chosen: Path | None = None) -> list[Path]:
     """The files of a data set on this machine, in the order of its list."""
     folder, known = data_dir(chosen), data_set(name)
-    paths = [folder / file.name for file in known.files]
-    if not all(path.is_file() for path in paths):
+    paths = [found for file in known.files if (found := find(folder, file)) is not None]
+    if len(paths) < len(known.files):
         raise InputError(
             f"{known.name} is not in '{folder}': run `hybridfl data fetch {known.name}` "
             f"({known.num_bytes / 1e6:.1f} MB), or point HYBRIDFL_DATA or --data-dir to where it is."
         )
     return paths
+
+
+def find(folder: Path, file: RemoteFile) -> Path | None:
+    """Where a published file, or one that stands in for it, lies in the store; None if neither is there."""
+    return next((folder / name for name in (file.name, *file.stand_ins) if (folder / name).is_file()), None)
 
 
 def fetch(
@@ -165,40 +212,57 @@ def fetch(
 
     `progress(file)` gives an object with `total`, `update(num_bytes)`, `reset()` and `close()`, or False for none.
     """
-    import pooch
-    import requests
-
     folder = data_dir(chosen)
-    pooch.get_logger().setLevel("ERROR")
     for file in data_set(name).files:
-        if is_intact(folder / file.name, file):
-            continue
-        source = pooch.create(
-            folder,
-            base_url="",
-            registry={file.name: file.checksum},
-            urls={file.name: file.url},
-            retry_if_failed=retries,
-        )
-        try:
-            source.fetch(file.name, downloader=pooch.HTTPDownloader(progressbar=progress(file)))
-        except (ValueError, OSError, requests.RequestException) as error:
-            reason = " ".join(str(error).split())
-            raise InputError(
-                f"Could not fetch {file.url} into '{folder}': {reason} Try again, or put the file there yourself."
-            ) from None
+        if not any(is_intact(folder / known, file) for known in (file.name, *file.stand_ins)):
+            _fetch_file(file, folder, progress, retries)
     return locate(name, chosen)
 
 
+def _fetch_file(file: RemoteFile, folder: Path, progress: Callable[[RemoteFile], Any], retries: int) -> None:
+    """From its address or, if that fails for good, from the next mirror."""
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel("ERROR")
+    reasons = []
+    for url in (file.url, *file.mirrors):
+        source = pooch.create(
+            folder, base_url="", registry={file.name: file.checksum}, urls={file.name: url}, retry_if_failed=retries
+        )
+        try:
+            source.fetch(file.name, downloader=pooch.HTTPDownloader(progressbar=progress(file)))
+            return
+        except (ValueError, OSError, requests.RequestException) as error:
+            reasons.append(" ".join(str(error).split()))
+    raise InputError(
+        f"Could not fetch {file.url} into '{folder}': {reasons[0]} Try again, or put the file there yourself."
+    )
+
+
+def condition(folder: Path, file: RemoteFile) -> str:
+    """What is there of a published file: "missing", "intact", "damaged", or "unverified" for a part of one's own."""
+    path = find(folder, file)
+    if path is None:
+        return "missing"
+    if is_intact(path, file):
+        return "intact"
+    # A part of a published file has no published checksum.
+    return "damaged" if path == folder / file.name or file.content_sha256 else "unverified"
+
+
 def is_intact(path: Path, file: RemoteFile) -> bool:
-    """Whether a file is there and is what was published, or a gzip file with the same content."""
+    """Whether a file is there and is what was published, or has the same content packed otherwise."""
     if not path.is_file():
         return False
     kind, _, expected = file.checksum.partition(":")
-    content = path.read_bytes()
-    if hashlib.new(kind, content).hexdigest() == expected:
-        return True
+    with path.open("rb") as content:
+        if hashlib.file_digest(content, kind).hexdigest() == expected:
+            return True
+    if not file.content_sha256:
+        return False
     try:
-        return bool(file.content_sha256) and hashlib.sha256(gzip.decompress(content)).hexdigest() == file.content_sha256
-    except (OSError, EOFError):
+        with open_packed(path, file.content_name) as content:
+            return hashlib.sha256(content.read()).hexdigest() == file.content_sha256
+    except InputError:
         return False
