@@ -18,6 +18,7 @@ from hybridfl.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from hybridfl.algorithms.local_work import FullWork
+    from hybridfl.experiment import Task
     from hybridfl.summary import Row
 
 app = typer.Typer(
@@ -60,7 +61,7 @@ TaskOption = Annotated[
     str,
     typer.Option(
         "--task",
-        help="What is learned: synthetic, 'synthetic(0, 0)', fashion-mnist, 'mnist(Dirichlet(0.1))', …",
+        help="What is learned: synthetic, 'synthetic(0, 0)', fashion-mnist, 'mnist(Dirichlet(0.1))', shakespeare, sent140, …",
         rich_help_panel="Task",
     ),
 ]
@@ -112,6 +113,8 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress di
         "hybridfl run",
         "hybridfl run --task 'synthetic(0, 0)' --algorithm fedbuff --seconds 100",
         "hybridfl run --algorithm 'HFL(merge=Memory(RankOne(trust=0.6)))' --stragglers 0.5",
+        "hybridfl run --task 'shakespeare(sequences=20000, hidden=64)' --devices 20 --batch-size 10 --epochs 1 "
+        "--learning-rate 1 --schedule constant --clip 1 --seconds 60",
     )
 )
 def run(
@@ -164,6 +167,7 @@ def run(
     folder = out or Path("results") / slug(f"{plan.task.name}-{plan.name}-seed-{seed}")
     plan.check()
     check_folder(folder, plan.config())
+    _print_notes(plan.task, quiet)
     interrupted = False
     record = None
     with RunsDisplay([plan], quiet) as display:
@@ -255,6 +259,7 @@ def compare(
     for plan in runs:
         plan.check()
     check_out(folder, runs)
+    _print_notes(runs[0].task, quiet or as_json)
     interrupted = False
     with RunsDisplay(runs, quiet) as display:
         try:
@@ -337,6 +342,12 @@ def _local_work(epochs: int, batch_size: int, learning_rate: float, schedule: st
     if schedule not in schedules:
         raise InputError(f"Unknown schedule '{schedule}'.{nearest(schedule, schedules)} Known: {', '.join(schedules)}.")
     return FullWork(epochs, batch_size, schedules[schedule](learning_rate), clip=clip)
+
+
+def _print_notes(task: Task, quiet: bool) -> None:
+    """What a reader of the results should know of the data, on standard error."""
+    for note in () if quiet else task.notes:
+        typer.echo(f"{task.name}: {note}", err=True)
 
 
 def _json_row(row: Row) -> dict[str, object]:

@@ -103,9 +103,10 @@ class Secant:
     in `RankOne`, R = gain/(η‖g‖²)·g·gᵀ, but measured along the device's own step: where the model has made 1/`gain` of
     that step, nothing is left of the gradient. With `trust` = 1 it is never turned round; ‖g̃ − g‖ ≤ trust·‖g‖.
 
-    A device that holds much data pulls the model along its step in a few rounds and is damped before it overshoots; a
-    device that holds little is left whole. `RankOne` tells them apart by the sign of g·d alone, since g·d is nearly
-    always far outside its bounds. Ours; docs/reading-of-the-paper.md has the measurements and how `gain` was chosen.
+    A device that holds much data pulls the model along its step in a few rounds and is damped before it overshoots; one
+    that holds little is left nearly whole. `RankOne` cannot do that: g·d grows with the number of local steps, so for
+    large devices it lies outside the bounds most of the time and only its sign is left. Ours;
+    docs/reading-of-the-paper.md has the measurements, and how `gain` was chosen.
     """
 
     gain: float = 3.0
