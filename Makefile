@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
 demo: $(INSTALLED)  ## compare HFL with its rivals on synthetic data, and show the result
+	rm -rf results/demo
 	$(BIN)/hybridfl compare --task synthetic --devices 100 --stragglers 0.9 --max-delay 10 --seconds 200 --seeds 3 \
 		--algorithms hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff,s-sgd --out results/demo
 
