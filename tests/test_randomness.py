@@ -3,16 +3,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hybridfl.randomness import generator, key, shuffled
+from hybridfl.randomness import generator, key, keys, shuffled
 
 KEYS = st.integers(0, 2**64 - 1)
 SEGMENTS = st.lists(st.tuples(KEYS, st.integers(0, 40)), max_size=8)
 
 
 def shuffle_all(segments: list[tuple[int, int]]) -> list[NDArray[np.int64]]:
-    keys = np.array([k for k, _ in segments], dtype=np.uint64)
+    each = np.array([k for k, _ in segments], dtype=np.uint64)
     sizes = np.array([n for _, n in segments], dtype=np.int64)
-    return np.split(shuffled(keys, sizes), np.cumsum(sizes)[:-1]) if segments else []
+    return np.split(shuffled(each, sizes), np.cumsum(sizes)[:-1]) if segments else []
 
 
 def test_the_same_key_gives_the_same_numbers() -> None:
@@ -35,6 +35,14 @@ def test_another_key_gives_other_numbers() -> None:
 def test_a_negative_seed_is_a_seed_like_any_other() -> None:
     assert 0 <= key(-1, "a") < 2**64
     assert key(-1, "a") != key(1, "a")
+
+
+@given(
+    st.integers(-3, 2**63 - 1), st.lists(st.tuples(st.integers(0, 2**40), st.integers(-5, 5)), min_size=1, max_size=5)
+)
+def test_keys_of_columns_are_the_keys_of_their_rows(seed: int, rows: list[tuple[int, int]]) -> None:
+    columns = np.array(rows, dtype=np.int64).T
+    assert keys(seed, "a", *columns).tolist() == [key(seed, "a", *row) for row in rows]
 
 
 def test_keys_and_shuffles_never_change_between_releases() -> None:

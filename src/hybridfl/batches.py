@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hybridfl.data.federated import Samples
 from hybridfl.protocol import Job
-from hybridfl.randomness import key, shuffled
+from hybridfl.randomness import keys, shuffled
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,18 +29,15 @@ class Batches:
 
     @classmethod
     def of(cls, jobs: Sequence[Job], samples: Samples, seed: int) -> Batches:
-        keys = [
-            key(seed, "batches", job.device, job.version, job.repeat, epoch)
-            for job in jobs
-            for epoch in range(job.work.epochs)
-        ]
-        devices = np.array([job.device for job in jobs])
-        epochs = np.array([job.work.epochs for job in jobs])
-        num_samples = samples.num_samples[devices]
-        sizes = np.repeat(num_samples, epochs)
-        positions = shuffled(np.array(keys, dtype=np.uint64), sizes) + np.repeat(
-            np.repeat(samples.offsets[devices], epochs), sizes
-        )
+        devices, versions, repeats, epochs = np.array(
+            [(job.device, job.version, job.repeat, job.work.epochs) for job in jobs], dtype=np.int64
+        ).T
+        num_samples = samples.offsets[devices + 1] - samples.offsets[devices]
+        each_epoch = np.repeat(np.arange(len(jobs)), epochs)
+        epoch = np.arange(len(each_epoch)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+        sizes = num_samples[each_epoch]
+        shuffles = keys(seed, "batches", devices[each_epoch], versions[each_epoch], repeats[each_epoch], epoch)
+        positions = shuffled(shuffles, sizes) + np.repeat(samples.offsets[devices][each_epoch], sizes)
         return cls(
             order=samples.index[positions],
             starts=np.concatenate([[0], np.cumsum(num_samples * epochs)]),

@@ -25,6 +25,14 @@ def key(seed: int, purpose: str, *ids: int) -> int:
     return state
 
 
+def keys(seed: int, purpose: str, *ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`key(seed, purpose, a, b, …)` for every (a, b, …) of some columns of ids."""
+    state: NDArray[np.uint64] = np.full(len(ids[0]), key(seed, purpose), dtype=np.uint64)
+    for column in ids:
+        state = _splitmix64_all(state ^ np.asarray(column, dtype=np.int64).astype(np.uint64))
+    return state
+
+
 def generator(seed: int, purpose: str, *ids: int) -> np.random.Generator:
     """A random generator of its own for one purpose."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, *ids)))
@@ -54,6 +62,13 @@ def _mix32(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x7FEB352D)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(0x846CA68B)
     return x ^ (x >> np.uint32(16))
+
+
+def _splitmix64_all(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def _splitmix64(x: int) -> int:
