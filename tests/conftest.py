@@ -1,14 +1,18 @@
-import os
-from pathlib import Path
-
 import pytest
+
+from hybridfl.data.store import DATA_SETS, data_dir, find
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked `data` run where HYBRIDFL_DATA names a folder with real data, and say so where it does not."""
-    folder = os.environ.get("HYBRIDFL_DATA")
-    if folder and Path(folder).is_dir():
-        return
+    """Tests marked `data` run where the data sets they name, or all if they name none, are on this machine."""
+    here = {name for name in DATA_SETS if is_here(name)}
     for item in items:
-        if item.get_closest_marker("data"):
-            item.add_marker(pytest.mark.skip(reason="no real data: set HYBRIDFL_DATA to a folder that holds them"))
+        if marker := item.get_closest_marker("data"):
+            missing = sorted((set(marker.args) or set(DATA_SETS)) - here)
+            if missing:
+                reason = f"no {', '.join(missing)} in '{data_dir()}': set HYBRIDFL_DATA to a folder that holds them"
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def is_here(name: str) -> bool:
+    return all(find(data_dir(), file) for file in DATA_SETS[name].files)

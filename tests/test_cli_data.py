@@ -4,11 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.progress import Progress
 from typer.testing import CliRunner
 
 from hybridfl.cli import app
+from hybridfl.cli_data import FileProgress
 from hybridfl.data.federated import Samples
-from hybridfl.data.store import data_dir
+from hybridfl.data.store import RemoteFile, data_dir
 from hybridfl.errors import InputError
 from hybridfl.label_plot import label_counts
 
@@ -32,7 +34,7 @@ def test_where(tmp_path: Path) -> None:
 
 
 def test_a_task_without_its_data_says_what_to_run(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="run `hybridfl data fetch mnist`"):
+    with pytest.raises(InputError, match="run `hybridfl data fetch mnist --data-dir "):
         hybridfl("run", "--task", "mnist", "--data-dir", tmp_path, "--out", tmp_path / "r")
     assert list(tmp_path.iterdir()) == []
 
@@ -41,7 +43,7 @@ def test_check_finds_damage(tmp_path: Path) -> None:
     assert "mnist: not here" in hybridfl("data", "check", "--data-dir", tmp_path)
     (tmp_path / "mnist").mkdir()
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"x"))
-    with pytest.raises(InputError, match=r"mnist/t10k-labels-idx1-ubyte\.gz is not what was published"):
+    with pytest.raises(InputError, match=r"Not all is what was published: run `hybridfl data fetch mnist`"):
         hybridfl("data", "check", "--data-dir", tmp_path)
 
 
@@ -55,8 +57,25 @@ def test_labels_are_counted_by_device() -> None:
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
 def test_show_draws_a_picture(kind: str, tmp_path: Path) -> None:
     output = hybridfl("data", "show", "--task", "synthetic", "--devices", 5, "--out", tmp_path / f"labels.{kind}")
-    assert "Samples a device: " in output
+    assert "Training samples a device: " in output
     assert (tmp_path / f"labels.{kind}").stat().st_size > 1000
+
+
+def test_show_needs_a_folder_to_draw_into(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="There is no folder"):
+        hybridfl("data", "show", "--out", tmp_path / "none" / "labels.svg")
+
+
+def test_a_new_attempt_starts_its_progress_again() -> None:
+    with Progress(disable=True) as progress:
+        line = FileProgress(progress, RemoteFile("a", "", 100, "md5:"))
+        line.update(70)
+        line.total = 100  # as pooch does when it starts over
+        line.update(30)
+        assert progress.tasks[0].completed == 30
+        line.reset()
+        line.update(100)
+        assert progress.tasks[0].percentage == 100
 
 
 def test_show_draws_nothing_else(tmp_path: Path) -> None:
@@ -64,15 +83,15 @@ def test_show_draws_nothing_else(tmp_path: Path) -> None:
         hybridfl("data", "show", "--out", tmp_path / "labels.doc")
 
 
-@pytest.mark.data
+@pytest.mark.data("fashion-mnist")
 def test_a_run_on_real_images_from_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "r"
     hybridfl("run", "--task", "fashion-mnist", "--rounds", 2, "--epochs", 1, "--out", out, "--quiet")
     assert len((out / "records.jsonl").read_text().splitlines()) == 3
-    assert "mnist: intact" in hybridfl("data", "check")
+    assert "fashion-mnist: intact" in hybridfl("data", "check")
 
 
-@pytest.mark.data
+@pytest.mark.data("mnist")
 def test_a_damaged_image_file_is_named(tmp_path: Path) -> None:
     shutil.copytree(data_dir() / "mnist", tmp_path / "mnist")
     images = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"

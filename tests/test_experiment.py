@@ -2,18 +2,21 @@ import dataclasses
 import functools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.sampling import Deadline, Everyone, FirstOf, Uniform
 from hybridfl.algorithms.ssgd import SSGD
+from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.experiment import Run, Task, execute, forward_for, save, simulate, trainer_for
 from hybridfl.models import LogisticRegression
@@ -130,6 +133,40 @@ def test_the_checksum_tells_tasks_apart() -> None:
     assert TASK.describe() == Synthetic(1, 1).build(10, 0).describe()
     assert TASK.describe()["checksum"] != Synthetic(1, 1).build(10, 1).describe()["checksum"]
     assert TASK.describe()["checksum"] != SyntheticIID().build(10, 0).describe()["checksum"]
+    others = [
+        replace(TASK, test=replace(TASK.test, inputs=TASK.test.inputs + 1)),
+        replace(TASK, test=replace(TASK.test, targets=1 - TASK.test.targets)),
+        replace(TASK, train=replace(TASK.train, scale=0.5)),
+        replace(TASK, train=replace(TASK.train, inputs=TASK.train.inputs.double())),
+    ]
+    assert len({task.describe()["checksum"] for task in [TASK, *others]}) == 5
+
+
+def test_the_checksum_tells_windows_apart() -> None:
+    codes, model = torch.arange(20, dtype=torch.uint8), torch.nn.Linear(1, 1)
+
+    def checksum(window: int) -> object:
+        rows = [np.arange(5), np.arange(5, 10)]
+        samples = Samples.shared_out(codes.unfold(0, window, 1)[:10], torch.zeros(10, dtype=torch.long), rows)
+        return Task("windows", samples, samples, model).describe()["checksum"]
+
+    assert checksum(4) == checksum(4) != checksum(5)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "model"),
+    [
+        (torch.zeros(4, 2, dtype=torch.long), torch.tensor([0, 1, 0, 1]), torch.nn.Linear(2, 2)),
+        (torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]), torch.nn.Linear(2, 2)),
+        (torch.zeros(4, 2), torch.tensor([5, 5, 5, 5]), torch.nn.Linear(2, 2)),
+    ],
+)
+def test_a_model_that_does_not_fit_the_samples_is_refused(
+    inputs: Tensor, targets: Tensor, model: torch.nn.Module
+) -> None:
+    task = Task.from_devices([(inputs, targets), (inputs, targets)], model)
+    with pytest.raises(InputError, match=r"does not fit the samples, inputs torch\..* \[2, [23]\] and targets"):
+        simulate(task, FedAvg(), ConstantSeconds(2), rounds=1)
 
 
 def test_a_run_that_cannot_start_writes_nothing(tmp_path: Path) -> None:

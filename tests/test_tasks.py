@@ -5,13 +5,14 @@ import pytest
 import torch
 
 from hybridfl.algorithms.hfl import HFL
-from hybridfl.algorithms.local_work import ConstantRate, FullWork
+from hybridfl.algorithms.local_work import ConstantRate, FullWork, InverseSqrt
 from hybridfl.algorithms.ssgd import SSGD
-from hybridfl.data.partition import IID, Dirichlet
+from hybridfl.data.partition import IID, Dirichlet, PowerLaw
 from hybridfl.data.sent140 import Chosen
 from hybridfl.errors import InputError
 from hybridfl.experiment import simulate
-from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticIID
+from hybridfl.spelling import read_task
+from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticIID, _spelled
 from hybridfl.timing import PaperDelays
 from hybridfl.vectors import flatten
 
@@ -23,7 +24,7 @@ def test_synthetic_tasks_are_the_papers_convex_problem() -> None:
         assert all(not parameter.any() for parameter in task.model.parameters())
 
 
-@pytest.mark.data
+@pytest.mark.data("fashion-mnist", "mnist")
 @pytest.mark.parametrize("recipe", [FashionMNIST(), MNIST(), FashionMNIST(Dirichlet(0.3)), MNIST(IID())])
 def test_every_image_belongs_to_exactly_one_device(recipe: FashionMNIST | MNIST) -> None:
     task = recipe.build(100, 0)
@@ -33,7 +34,7 @@ def test_every_image_belongs_to_exactly_one_device(recipe: FashionMNIST | MNIST)
     assert float(task.train.take(torch.arange(100))[0].max()) == 1.0
 
 
-@pytest.mark.data
+@pytest.mark.data("fashion-mnist")
 def test_a_device_is_tested_on_the_labels_it_trains_on() -> None:
     task = FashionMNIST().build(100, 1)
     for device in range(100):
@@ -41,21 +42,21 @@ def test_a_device_is_tested_on_the_labels_it_trains_on() -> None:
         assert set(task.test.targets[task.test.rows(device)].tolist()) <= trained
 
 
-@pytest.mark.data
+@pytest.mark.data("fashion-mnist")
 def test_all_seeds_share_the_images() -> None:
     first, second = (FashionMNIST().build(50, seed) for seed in (0, 1))
     assert first.train.inputs is second.train.inputs
     assert not np.array_equal(first.train.index, second.train.index)
 
 
-@pytest.mark.data
+@pytest.mark.data("fashion-mnist")
 def test_ssgd_on_fashion_mnist_reaches_what_the_paper_says() -> None:
     """The paper: 84.58 %."""
     record = simulate(FashionMNIST().build(100, 0), SSGD(), PaperDelays(100), rounds=4)[-1]
     assert record.test_accuracy == pytest.approx(0.84, abs=0.01)
 
 
-@pytest.mark.data
+@pytest.mark.data("shakespeare")
 def test_the_papers_shakespeare_has_100_devices_and_517_106_sequences() -> None:
     first, again, other = (Shakespeare.paper(hidden=4).build(100, seed) for seed in (0, 0, 1))
     assert len(first.train) == 100
@@ -68,7 +69,7 @@ def test_the_papers_shakespeare_has_100_devices_and_517_106_sequences() -> None:
     assert not torch.equal(flatten(first.model), flatten(other.model))
 
 
-@pytest.mark.data
+@pytest.mark.data("shakespeare")
 def test_all_of_shakespeare_is_a_task() -> None:
     task = Shakespeare(hidden=4).build(1129, 0)
     gaps = 79 * np.count_nonzero(task.test.num_samples)
@@ -77,7 +78,6 @@ def test_all_of_shakespeare_is_a_task() -> None:
         Shakespeare(hidden=4).build(1130, 0)
 
 
-@pytest.mark.data
 def test_a_text_that_is_not_the_plays_is_refused(tmp_path: Path) -> None:
     (tmp_path / "shakespeare").mkdir()
     (tmp_path / "shakespeare" / "pg100.txt").write_text("To be or not to be\n")
@@ -85,7 +85,7 @@ def test_a_text_that_is_not_the_plays_is_refused(tmp_path: Path) -> None:
         Shakespeare().build(2, 0, tmp_path)
 
 
-@pytest.mark.data
+@pytest.mark.data("sent140")
 def test_sent140_makes_100_devices() -> None:
     task = Sent140().build(100, 0)
     assert len(task.train) == 100
@@ -97,7 +97,7 @@ def test_sent140_makes_100_devices() -> None:
     assert min(chosen.train.num_samples + chosen.test.num_samples) >= 10
 
 
-@pytest.mark.data
+@pytest.mark.data("sent140")
 def test_sent140_takes_a_glove_file(tmp_path: Path) -> None:
     (tmp_path / "glove.txt").write_text("good 1 2 3\nthe 4 5 6\n")
     task = Sent140(glove=str(tmp_path / "glove.txt")).build(10, 0)
@@ -106,7 +106,7 @@ def test_sent140_takes_a_glove_file(tmp_path: Path) -> None:
     assert vectors.count_nonzero() == 6
 
 
-@pytest.mark.data
+@pytest.mark.data("shakespeare")
 def test_an_lstm_learns_shakespeare_beyond_its_most_frequent_character() -> None:
     task = Shakespeare(sequences=4000, hidden=32, layers=1).build(10, 0)
     targets = task.test.targets[task.test.index]
@@ -116,7 +116,36 @@ def test_an_lstm_learns_shakespeare_beyond_its_most_frequent_character() -> None
     assert records[-1].test_accuracy > majority + 0.04
 
 
-@pytest.mark.data
-def test_hfl_learns_fashion_mnist() -> None:
-    records = simulate(FashionMNIST().build(100, 0), HFL(), PaperDelays(100), rounds=15, evaluate_every=5)
-    assert records[-1].test_accuracy > 0.4
+@pytest.mark.data("fashion-mnist")
+def test_hfl_holds_fashion_mnist_where_slow_devices_hold_much_of_it() -> None:
+    """Seed 1 with large steps. Lowest of the last 40 s without a correction: 20 %, with RankOne(0.3): 62 %, measured: 68 %."""
+    local = FullWork(learning_rate=InverseSqrt())
+    fleet = PaperDelays(100, stragglers=0.9, max_delay=10, seed=1)
+    records = simulate(FashionMNIST().build(100, 1), HFL(local=local), fleet, seconds=100, evaluate_every=2, seed=1)
+    assert min(record.test_accuracy for record in records[-20:]) > 0.65
+
+
+def test_a_task_is_named_by_all_that_makes_it() -> None:
+    names = {_spelled("mnist", recipe) for recipe in (MNIST(), MNIST(IID()), MNIST(Dirichlet(0.3)), MNIST(PowerLaw(3)))}
+    assert {"mnist", "mnist(partition=IID())", "mnist(partition=Dirichlet(alpha=0.3))"} < names
+    assert len(names) == 4
+    for text in (_spelled("sent140", Sent140(Chosen(30))), _spelled("shakespeare", Shakespeare(20000, hidden=64))):
+        assert _spelled(text.partition("(")[0], read_task(text)) == text  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "name", "value"),
+    [
+        (Shakespeare, "hidden", 0),
+        (Shakespeare, "layers", 0),
+        (Shakespeare, "embedding", -1),
+        (Shakespeare, "sequences", 0),
+        (Shakespeare, "scored", -3),
+        (Sent140, "tokens", 0),
+        (Sent140, "vocabulary", -5),
+        (Sent140, "scored", 0),
+    ],
+)
+def test_sizes_must_be_positive(recipe: type, name: str, value: int) -> None:
+    with pytest.raises(InputError, match=f"{name}={value}"):
+        recipe(**{name: value})

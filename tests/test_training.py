@@ -1,5 +1,6 @@
 import functools
 import math
+import time
 import warnings
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.models import CharacterLSTM
 from hybridfl.protocol import Job, Update, Work
+from hybridfl.threads import pool
 from hybridfl.training import LocalSGD, cross_entropy, one_by_one, together
 from hybridfl.vectors import flatten
 
@@ -40,6 +42,10 @@ def random_texts(*sizes: int) -> Samples:
             for size in sizes
         ]
     )
+
+
+SIZES = [(100_000, 0), (1, 7)]
+"""A device that would train for a minute, and one that fails at once."""
 
 
 def mlp() -> nn.Module:
@@ -168,6 +174,19 @@ def test_with_recurrent_layers_it_does_not_depend_on_the_others_by_a_single_bit(
         [alone] = train([job])
         assert torch.equal(with_others.weights, alone.weights)
         assert with_others.train_loss == alone.train_loss
+
+
+def test_an_error_in_one_job_stops_the_others() -> None:
+    """An embedding of three characters has none for the code 7, which only the second device has."""
+    samples = Samples.from_devices(
+        [(torch.full((size, 9), code, dtype=torch.uint8), torch.zeros(size, dtype=torch.long)) for size, code in SIZES]
+    )
+    model = recurrent()
+    started = time.perf_counter()
+    with pytest.raises(IndexError):
+        LocalSGD(samples, model)([Job(device, 0, flatten(model), Work(1, 1, 0.1), 0.0) for device in (0, 1)])
+    pool().submit(int).result()
+    assert time.perf_counter() - started < 20
 
 
 def test_all_ways_to_the_gradients_agree() -> None:

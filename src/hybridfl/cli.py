@@ -1,4 +1,4 @@
-"""The command line: `hybridfl run`, `compare`, `report`, `algorithms`."""
+"""The command line: `hybridfl run`, `compare`, `report`, `algorithms`, `data`."""
 
 from __future__ import annotations
 

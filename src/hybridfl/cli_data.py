@@ -35,10 +35,12 @@ def list_all(data_dir: DataDirOption = None) -> None:
     folder = folder_of(data_dir)
     table = Table("Name", "What it is", "Size", "Here", "Terms", box=None, pad_edge=False)
     for name, data_set in DATA_SETS.items():
-        here = all(find(folder, file) for file in data_set.files)
-        table.add_row(
-            name, data_set.title, f"{data_set.num_bytes / 1e6:.1f} MB", "yes" if here else "no", data_set.terms
+        found = [find(folder, file) for file in data_set.files]
+        is_other = any(path and path != folder / file.name for path, file in zip(found, data_set.files, strict=True))
+        here = (
+            "no" if None in found else "yes" if not is_other else f"as {', '.join(path.name for path in found if path)}"
         )
+        table.add_row(name, data_set.title, f"{data_set.num_bytes / 1e6:.1f} MB", here, data_set.terms)
     Console().print(table)
 
 
@@ -67,19 +69,24 @@ def check(data_dir: DataDirOption = None) -> None:
     damaged = []
     for name, data_set in DATA_SETS.items():
         conditions = {file: condition(folder, file) for file in data_set.files}
-        damaged += [str(find(folder, file)) for file, state in conditions.items() if state == "damaged"]
+        bad = [str(find(folder, file)) for file, state in conditions.items() if state == "damaged"]
+        damaged += [name] if bad else []
         states = set(conditions.values())
-        if states == {"missing"}:
+        if bad:
+            typer.echo(f"{name}: damaged: {', '.join(bad)}")
+        elif states == {"missing"}:
             typer.echo(f"{name}: not here")
+        elif "missing" in states:
+            typer.echo(f"{name}: incomplete")
         elif "unverified" in states:
             typer.echo(
-                f"{name}: a part, {', '.join(str(find(folder, file)) for file in conditions)}, which no checksum is known of"
+                f"{name}: here as {', '.join(str(find(folder, file)) for file in conditions)}, checksum not known"
             )
         else:
-            worst = next(state for state in ("damaged", "missing", "intact") if state in states)
-            typer.echo(f"{name}: {'incomplete' if worst == 'missing' else worst}")
+            typer.echo(f"{name}: intact")
     if damaged:
-        raise InputError(f"{', '.join(damaged)} is not what was published: run `hybridfl data fetch` again.")
+        again = ", ".join(f"`hybridfl data fetch {name}`" for name in damaged)
+        raise InputError(f"Not all is what was published: run {again}.")
 
 
 @app.command()
@@ -99,6 +106,8 @@ def show(
     data_dir: DataDirOption = None,
 ) -> None:
     """Draw which labels every device holds, and how many of each."""
+    from importlib.util import find_spec
+
     import numpy as np
 
     from hybridfl.errors import InputError
@@ -106,14 +115,22 @@ def show(
 
     if out.suffix not in (".svg", ".pdf", ".png"):
         raise InputError(f"'{out}' is no picture: end its name in .svg, .pdf or .png.")
-    train = read_task(task).build(devices, seed, data_dir).train
+    if not out.parent.is_dir():
+        raise InputError(f"There is no folder '{out.parent}' to put the picture into.")
+    if find_spec("matplotlib") is None:
+        raise InputError("The picture needs matplotlib: pip install 'hybridfl[report]'.")
+    built = read_task(task).build(devices, seed, data_dir)
+    train = built.train
     from hybridfl.label_plot import label_counts, write_label_plot
 
     counts = label_counts(train)
-    write_label_plot(train, f"{task}: {len(train.index):,} samples on {devices} devices, seed {seed}", out)
+    write_label_plot(train, f"{task}: {len(train.index):,} training samples on {devices} devices, seed {seed}", out)
+    for note in built.notes:
+        typer.echo(note)
+    typer.echo(f"{len(train.index):,} samples to train on, {len(built.test.index):,} to test on.")
     sizes, held = counts.sum(axis=0), (counts > 0).sum(axis=0)
     typer.echo(
-        f"Samples a device: {sizes.min()} to {sizes.max()}, median {np.median(sizes):g}. "
+        f"Training samples a device: {sizes.min()} to {sizes.max()}, median {np.median(sizes):g}. "
         f"Labels a device: {held.min()} to {held.max()}, median {np.median(held):g}."
     )
     typer.echo(f"Picture: {out}")
@@ -127,13 +144,24 @@ class FileProgress:
         self._line: TaskID = progress.add_task(Path(file.name).name, total=file.num_bytes)
         self.total = file.num_bytes
 
+    @property
+    def total(self) -> int:
+        """Bytes to come. Setting it is how a new attempt announces itself."""
+        return self._total
+
+    @total.setter
+    def total(self, num_bytes: int) -> None:
+        self._total = num_bytes
+        self._arrived = 0
+
     def update(self, num_bytes: int) -> None:
         """So many more bytes have arrived."""
-        self._progress.update(self._line, total=self.total, advance=num_bytes)
+        self._arrived += num_bytes
+        self._progress.update(self._line, total=self.total, completed=self._arrived)
 
     def reset(self) -> None:
         """Start again from nothing."""
-        self._progress.update(self._line, completed=0)
+        self._arrived = 0
 
     def close(self) -> None:
         """All is there."""

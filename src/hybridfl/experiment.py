@@ -30,7 +30,7 @@ from hybridfl.records import Arrival, Config, Record, RunFolder
 from hybridfl.run import Moment, run
 from hybridfl.simulation import Simulation
 from hybridfl.timing import ConstantSeconds, FleetTiming
-from hybridfl.training import LocalSGD, Loss, check_trainable, cross_entropy
+from hybridfl.training import LocalSGD, Loss, check_trainable, cross_entropy, loss_by_sample
 from hybridfl.vectors import flatten
 
 
@@ -100,10 +100,14 @@ class Task:
 
     def _checksum(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
-        for tensor in (self.train.inputs, self.train.targets, flatten(self.model), *self.model.buffers()):
+        held = [(samples.inputs, samples.targets) for samples in (self.train, self.test)]
+        shared = held[0][0] is held[1][0] and held[0][1] is held[1][1]
+        for tensor in (*held[0], *(() if shared else held[1]), flatten(self.model), *self.model.buffers()):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
             digest.update(_held_once(tensor).numpy().data)
         for array in (self.train.index, self.train.offsets, self.test.index, self.test.offsets):
             digest.update(np.ascontiguousarray(array).data)
+        digest.update(f"{self.train.scale} {self.test.scale}".encode())
         return digest.hexdigest()
 
 
@@ -140,6 +144,7 @@ class Run:
     def check(self) -> None:
         """Raise `InputError` if the run could not start, before anything is written."""
         check_trainable(self.task.model)
+        _check_fit(self.task)
         task, _, fleet = _stage(self)
         try:
             self.algorithm.init(flatten(task.model), fleet)
@@ -206,8 +211,27 @@ def _closed_form_classes(task: Task) -> int | None:
     return None
 
 
+def _check_fit(task: Task) -> None:
+    """Try the model and the loss on two samples. (The closed form checks all of them itself.)"""
+    if _closed_form_classes(task) is not None:
+        return
+    inputs, targets = task.train.take(torch.from_numpy(task.train.index[:2]))
+    try:
+        with torch.no_grad():
+            loss_by_sample(task.loss, task.model(inputs), targets)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"The model or the loss does not fit the samples, inputs {inputs.dtype} {list(inputs.shape)} and targets "
+            f"{targets.dtype} {list(targets.shape)}: {reason}"
+        ) from error
+
+
 def execute(plan: Run) -> Iterator[Snapshot]:
     """Play a run in virtual time: a snapshot at the start and at every evaluation."""
+    _check_fit(plan.task)
     task, timing, fleet = _stage(plan)
     with _cores_left_to_training(task):
         yield from _play(plan, task, timing, fleet)

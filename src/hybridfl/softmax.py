@@ -3,11 +3,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -20,14 +17,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.protocol import Job, Update, Vector
 from hybridfl.softmax_kernels import score, train
-
-_CORES = os.cpu_count() or 1
-
-
-@functools.cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """One a process: threads do not survive a fork."""
-    return ThreadPoolExecutor(_CORES)
+from hybridfl.threads import CORES, pool
 
 
 class SoftmaxSGD:
@@ -48,7 +38,7 @@ class SoftmaxSGD:
         self._num_classes = num_classes
         self._l2 = l2
         self._seed = seed
-        self._threads = threads or _CORES
+        self._threads = threads or CORES
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
         for job in jobs:
@@ -60,7 +50,7 @@ class SoftmaxSGD:
         pulls = np.array([job.work.proximal for job in jobs])
         clips = np.array([job.work.clip if math.isfinite(job.work.clip) else 0.0 for job in jobs])
         futures = [
-            _pool(os.getpid()).submit(
+            pool().submit(
                 train,
                 mine,
                 weights,
@@ -115,7 +105,7 @@ class SoftmaxForward:
             )
             for part, part_at in _pieces(rows)
         ]
-        for done in [_pool(os.getpid()).submit(score, *part) for part in parts]:
+        for done in [pool().submit(score, *part) for part in parts]:
             done.result()
         return torch.from_numpy(losses), torch.from_numpy(right)
 
@@ -146,7 +136,7 @@ def _check_width(weights: Vector, inputs: NDArray[Any], num_classes: int) -> Non
 
 def _pieces(rows: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], slice]]:
     """The rows in one piece a core, and where each piece belongs."""
-    size = max(1, -(-len(rows) // _CORES))
+    size = max(1, -(-len(rows) // CORES))
     return [(rows[first : first + size], slice(first, first + size)) for first in range(0, len(rows), size)]
 
 

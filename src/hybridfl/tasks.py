@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -20,10 +20,13 @@ from hybridfl.data.sent140 import Merged, Tweets, Users, read_glove, read_tweets
 from hybridfl.data.shakespeare import ALPHABET, WINDOW, draw_roles, draw_sequences, kept_by_leaf, read_roles, windows
 from hybridfl.data.store import locate
 from hybridfl.data.synthetic import NUM_CLASSES, NUM_FEATURES, synthetic, synthetic_iid
-from hybridfl.errors import InputError
+from hybridfl.errors import InputError, require_positive
 from hybridfl.experiment import Task
 from hybridfl.models import CharacterLSTM, LogisticRegression, SentimentLSTM
 from hybridfl.randomness import key
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 PAPER_L2 = 1e-4
 """ε of the paper's term ε‖w‖²."""
@@ -66,7 +69,7 @@ class FashionMNIST:
     partition: Partition = PowerLaw()
 
     def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
-        return _images("fashion-mnist", self.partition, devices, seed, data_dir)
+        return _images("fashion-mnist", self, devices, seed, data_dir)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class MNIST:
     partition: Partition = PowerLaw()
 
     def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
-        return _images("mnist", self.partition, devices, seed, data_dir)
+        return _images("mnist", self, devices, seed, data_dir)
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,9 @@ class Shakespeare:
     layers: int = 2
     scored: int | None = 2000
 
+    def __post_init__(self) -> None:
+        _require_sizes(self, "sequences", "embedding", "hidden", "layers", "scored")
+
     @classmethod
     def paper(cls, embedding: int = 8, hidden: int = 256, layers: int = 2, scored: int | None = 2000) -> Shakespeare:
         """The paper's size, with its 100 devices: 517,106 samples."""
@@ -109,15 +115,15 @@ class Shakespeare:
         train, test = samples.split_in_order(0.1, gap)
         with _initial_weights(seed):
             model = CharacterLSTM(len(ALPHABET), self.embedding, self.hidden, self.layers)
-        return Task("shakespeare", train, test, model, scored=self.scored)
+        return Task(_spelled("shakespeare", self), train, test, model, scored=self.scored)
 
 
 @dataclass(frozen=True)
 class Sent140:
     """Whether a tweet is positive, with a `SentimentLSTM` on its first `tokens` words; devices are made of `users`.
 
-    `vocabulary`: how many words have a code of their own, the most frequent of the training part. `glove`: a file of word
-    vectors (glove.6B.300d.txt, for example) to use instead of learning an embedding.
+    `vocabulary`: how many codes there are: padding's, unknown words' and the most frequent words' of the training part.
+    `glove`: a file of word vectors (glove.6B.300d.txt, for example) to use instead of learning an embedding.
     """
 
     users: Users = Merged()
@@ -129,20 +135,37 @@ class Sent140:
     layers: int = 1
     scored: int | None = 4000
 
+    def __post_init__(self) -> None:
+        _require_sizes(self, "tokens", "vocabulary", "embedding", "hidden", "layers", "scored")
+
     def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
         (path,) = locate("sent140", data_dir)
         tweets = _read_tweets(path)
         train, test, words = sent140(tweets, self.users, devices, seed, self.vocabulary, self.tokens)
-        vectors = None if self.glove is None else read_glove(Path(self.glove), words)
+        vectors = None if self.glove is None else read_glove(Path(self.glove), words, self.vocabulary)
         with _initial_weights(seed):
-            model = SentimentLSTM(len(words) + 2, self.embedding, self.hidden, self.layers, vectors)
-        return Task("sent140", train, test, model, scored=self.scored, notes=tweets.notes)
+            model = SentimentLSTM(self.vocabulary, self.embedding, self.hidden, self.layers, vectors)
+        return Task(_spelled("sent140", self), train, test, model, scored=self.scored, notes=tweets.notes)
+
+
+def _spelled(name: str, recipe: DataclassInstance) -> str:
+    """A recipe as it can be written, defaults left out: `mnist`, `shakespeare(sequences=20000)`."""
+    given = [
+        f"{field.name}={value!r}" for field in fields(recipe) if (value := getattr(recipe, field.name)) != field.default
+    ]
+    return f"{name}({', '.join(given)})" if given else name
+
+
+def _require_sizes(recipe: object, *names: str) -> None:
+    for name in names:
+        if getattr(recipe, name) is not None:
+            require_positive(name, getattr(recipe, name))
 
 
 @contextmanager
 def _initial_weights(seed: int) -> Iterator[None]:
     """PyTorch draws a model's first weights from a global stream: here it is the seed's, and put back afterwards."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "initial weights"))
         yield
 
@@ -167,14 +190,15 @@ def _logistic_regression(name: str, samples: Samples, seed: int) -> Task:
     return Task(name, train, test, LogisticRegression(NUM_FEATURES, NUM_CLASSES), l2=PAPER_L2)
 
 
-def _images(name: str, partition: Partition, devices: int, seed: int, data_dir: Path | None) -> Task:
-    """The published training images shared out by `partition`, the published test images in the same proportions."""
+def _images(name: str, recipe: FashionMNIST | MNIST, devices: int, seed: int, data_dir: Path | None) -> Task:
+    """The published training images shared out by the partition, the published test images in the same proportions."""
     images, labels, test_images, test_labels = _read_images(tuple(locate(name, data_dir)))
-    rows = partition(labels.numpy(), devices, seed)
+    rows = recipe.partition(labels.numpy(), devices, seed)
     test_rows = like(rows, labels.numpy(), test_labels.numpy(), seed)
     train = Samples.shared_out(images, labels, rows, scale=1 / 255)
     test = Samples.shared_out(test_images, test_labels, test_rows, scale=1 / 255)
-    return Task(name, train, test, LogisticRegression(images[0].numel(), NUM_CLASSES), l2=PAPER_L2)
+    model = LogisticRegression(images[0].numel(), NUM_CLASSES)
+    return Task(_spelled(name, recipe), train, test, model, l2=PAPER_L2)
 
 
 @lru_cache(maxsize=2)

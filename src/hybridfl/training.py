@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import copy
-import functools
-import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, wait
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.protocol import Job, Update, Vector
+from hybridfl.threads import pool
 from hybridfl.vectors import unflatten
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -61,11 +60,20 @@ class LocalSGD:
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
         if not self._recurrent:
             return self._train(jobs)
+        stop = threading.Event()
         longest_first = np.argsort(-self._samples.num_samples[[job.device for job in jobs]], kind="stable")
-        futures = {int(j): _pool(os.getpid()).submit(self._train, [jobs[j]]) for j in longest_first}
+        futures = {int(j): pool().submit(self._train, [jobs[j]], stop) for j in longest_first}
+        try:
+            done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        except BaseException:
+            # An interrupt, or an error in one job: nobody wants the others' answers, and the process could not end.
+            stop.set()
+            raise
         return [futures[j].result()[0] for j in range(len(jobs))]
 
-    def _train(self, jobs: Sequence[Job]) -> list[Update]:
+    def _train(self, jobs: Sequence[Job], stop: threading.Event | None = None) -> list[Update]:
         batches = Batches.of(jobs, self._samples, self._seed)
         ranked = np.argsort(-batches.num_steps, kind="stable")
         steps = batches.num_steps[ranked]
@@ -78,6 +86,8 @@ class LocalSGD:
         losses = torch.zeros(len(jobs))
 
         for step in range(steps[0]):
+            if stop is not None and stop.is_set():
+                raise CancelledError
             active = int(np.searchsorted(-steps, -step))
             rows, sizes = batches.at(step, ranked[:active])
             inputs, targets = self._samples.take(torch.from_numpy(rows))
@@ -94,12 +104,6 @@ class LocalSGD:
             for row, j in enumerate(ranked)
         }
         return [updates[j] for j in range(len(jobs))]
-
-
-@functools.cache
-def _pool(process: int) -> ThreadPoolExecutor:
-    """A thread a core, one pool a process: threads do not survive a fork. Each leaves the other cores to the others."""
-    return ThreadPoolExecutor(os.cpu_count(), initializer=torch.set_num_threads, initargs=(1,))
 
 
 def together(model: nn.Module, loss: Loss) -> Gradients:

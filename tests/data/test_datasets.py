@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Array2D, Dataset, Features, Value
 from datasets.utils.logging import disable_progress_bar
 from flwr_datasets import FederatedDataset
 from flwr_datasets.partitioner import IidPartitioner, NaturalIdPartitioner
@@ -31,6 +31,20 @@ def test_a_device_is_one_value_of_the_partition_column() -> None:
         [[7.0, 8.0]],
     ]
     assert samples.targets[samples.rows(1)].tolist() == [1, 1]
+
+
+def test_a_row_that_is_nobodys_is_named() -> None:
+    with pytest.raises(InputError, match="Row 1 of column 'who' is empty"):
+        from_hugging_face(Dataset.from_dict({"who": ["a", None], "x": [1.0, 2.0], "y": [0, 1]}), "who", "x", "y")
+
+
+def test_arrays_of_bytes_stay_bytes() -> None:
+    features = Features({"who": Value("int64"), "x": Array2D((2, 2), "uint8"), "y": Value("int8")})
+    rows = {"who": [0, 1], "x": [[[0, 255], [1, 2]]] * 2, "y": [0, 1]}
+    samples = from_hugging_face(Dataset.from_dict(rows, features=features), "who", "x", "y")
+    assert samples.inputs.dtype == torch.uint8
+    assert samples.inputs[0].tolist() == [[0, 255], [1, 2]]
+    assert samples.targets.dtype == torch.int64
 
 
 def test_images_stay_bytes() -> None:

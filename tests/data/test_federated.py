@@ -147,6 +147,12 @@ def test_targets_that_are_not_finite_are_refused() -> None:
         Samples.from_devices([(torch.zeros(2, 1), torch.tensor([0.0, math.nan]))])
 
 
+@pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.bool])
+def test_whole_number_targets_are_classes(kind: torch.dtype) -> None:
+    samples = Samples.from_devices([(torch.zeros(2, 1), torch.tensor([0, 1], dtype=kind))])
+    assert samples.targets.dtype == torch.int64
+
+
 def test_whole_numbers_are_inputs_too() -> None:
     tokens = Samples.from_devices([(torch.tensor([[1, 2], [3, 4]]), torch.tensor([0, 1]))])
     assert tokens.inputs.dtype == torch.int64

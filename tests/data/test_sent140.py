@@ -50,6 +50,7 @@ def test_rows_without_quotes_and_with_windows_line_ends_are_rows() -> None:
         b'"2","1","d","q","ann","neutral"\n',
         b'"0","1","d","q","ann","never closed\n',
         b"garbage\n",
+        b'"0","1","d","q","","nobody"\n',
         b'"0","1","d","q","ann",' + b"x" * 200_000 + b"\n",
     ],
 )
@@ -57,7 +58,7 @@ def test_a_malformed_row_is_counted_and_spoils_no_other(bad: bytes) -> None:
     tweets = parse_tweets([row(0, "ann", "one"), bad, row(4, "bob", "two")])
     assert tweets.texts == ["one", "two"]
     assert tweets.malformed == 1
-    assert tweets.notes == ("1 malformed rows left out of 2 tweets",)
+    assert tweets.notes == ("2 tweets read, malformed rows left out: 1",)
 
 
 def test_utf_8_and_latin_1_are_both_read() -> None:
@@ -69,7 +70,7 @@ def test_undecodable_characters_are_blanked_and_counted() -> None:
     tweets = parse_tweets([row(0, "ann", "youï¿½re \ufffd \x00bad"), row(0, "bob", "t?").replace(b"t?", b"t\x85")])
     assert tweets.texts == ["you re    bad", "t "]
     assert tweets.undecodable == 4
-    assert tweets.notes == ("4 undecodable characters blanked of 2 tweets",)
+    assert tweets.notes == ("2 tweets read, undecodable characters blanked: 4",)
 
 
 @given(st.lists(st.binary(max_size=60)))
@@ -181,7 +182,7 @@ def test_words_of_the_test_part_alone_have_no_code() -> None:
 def test_glove_vectors_go_to_their_words(tmp_path: Path) -> None:
     path = tmp_path / "glove.txt"
     path.write_text("the 1 2\ngood 0.5 -0.25\n")
-    assert read_glove(path, {"good": 2, "odd": 3}).tolist() == [[0, 0], [0, 0], [0.5, -0.25], [0, 0]]
+    assert read_glove(path, {"good": 2, "odd": 3}, 5).tolist() == [[0, 0], [0, 0], [0.5, -0.25], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize(
@@ -197,10 +198,10 @@ def test_what_is_no_glove_file_is_refused(content: str | None, message: str, tmp
     if content is not None:
         (tmp_path / "glove.txt").write_text(content)
     with pytest.raises(InputError, match=message):
-        read_glove(tmp_path / "glove.txt", {"good": 2, "odd": 3})
+        read_glove(tmp_path / "glove.txt", {"good": 2, "odd": 3}, 4)
 
 
-@pytest.mark.data
+@pytest.mark.data("sent140")
 def test_the_real_tweets() -> None:
     tweets = read_tweets(locate("sent140")[0])
     assert len(tweets.users) >= 116_505

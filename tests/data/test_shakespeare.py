@@ -165,7 +165,7 @@ def test_drawn_sequences_add_up(sequences: int) -> None:
     [
         (6, 100, "6 devices, but 5 roles say enough"),
         (4, 7, "7 sequences are too few for 4 devices"),
-        (4, 100_000, "hold 100,000 sequences: ask for fewer"),
+        (4, 100_000, "hardly ever hold 100,000 sequences"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(devices: int, sequences: int, message: str) -> None:
@@ -178,9 +178,11 @@ def real_text() -> str:
         return file.read().decode("latin-1")
 
 
-@pytest.mark.data
+@pytest.mark.data("shakespeare")
 def test_the_real_edition_gives_the_roles_of_leaf() -> None:
     roles = read_roles(real_text())
+    if not (data_dir() / "shakespeare" / "users_and_plays.json").exists():
+        pytest.skip("no users_and_plays.json of LEAF beside the text")
     published = json.loads((data_dir() / "shakespeare" / "users_and_plays.json").read_text())
     assert [(role.name, role.play) for role in roles] == list(published.items())
     kept = kept_by_leaf(roles)
@@ -188,7 +190,7 @@ def test_the_real_edition_gives_the_roles_of_leaf() -> None:
     assert len({role.play for role in kept}) == 36
 
 
-@pytest.mark.data
+@pytest.mark.data("shakespeare")
 def test_the_real_edition_gives_4_226_159_windows() -> None:
     samples = windows(kept_by_leaf(read_roles(real_text())))
     assert len(samples.index) == 4_226_159

@@ -116,7 +116,7 @@ def test_progress_is_told_of_every_byte(upstream: Upstream, published: RemoteFil
 def test_what_is_missing_is_said_in_one_line(published: RemoteFile, tmp_path: Path) -> None:
     with pytest.raises(InputError) as error:
         locate("toys", tmp_path)
-    assert "run `hybridfl data fetch toys` (0.1 MB)" in str(error.value)
+    assert f"run `hybridfl data fetch toys --data-dir {tmp_path}` (0.1 MB)" in str(error.value)
     assert str(tmp_path) in str(error.value)
 
 
@@ -153,6 +153,8 @@ def test_a_file_may_stand_in_for_the_published_one(
     assert condition(tmp_path, file) == "intact"
     (tmp_path / "toys" / "a.bin").write_bytes(b"damaged")
     assert condition(tmp_path, file) == "damaged"
+    fetch("toys", tmp_path)
+    assert condition(tmp_path, file) == "intact"
 
 
 def test_the_same_content_packed_otherwise_is_intact(tmp_path: Path) -> None:
@@ -182,7 +184,7 @@ def test_an_unknown_name_has_a_nearest_one() -> None:
         data_set("fashion-minst")
 
 
-@pytest.mark.data
+@pytest.mark.data("fashion-mnist", "mnist")
 @pytest.mark.parametrize("name", ["fashion-mnist", "mnist"])
 def test_the_real_files_are_what_was_published(name: str) -> None:
     for path, file in zip(locate(name), data_set(name).files, strict=True):

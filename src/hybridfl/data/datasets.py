@@ -25,7 +25,10 @@ def from_hugging_face(
     `scale=1 / 255` a model sees them between 0 and 1.
     """
     _check_column(dataset, partition)
-    _, first_seen, who = np.unique(np.array(dataset[partition][:]), return_index=True, return_inverse=True)
+    owners = dataset[partition][:]
+    if None in owners:
+        raise InputError(f"Row {owners.index(None)} of column '{partition}' is empty: every row must be somebody's.")
+    _, first_seen, who = np.unique(np.array(owners), return_index=True, return_inverse=True)
     place = np.empty_like(first_seen)
     place[np.argsort(first_seen)] = np.arange(len(first_seen))
     devices = place[who]
@@ -56,7 +59,9 @@ def _column(dataset: Dataset, name: str) -> Tensor:
         raise InputError(
             f"The rows of column '{name}' differ in shape or are no numbers: make them arrays of one size first."
         )
-    return torch.from_numpy(np.ascontiguousarray(values))
+    # Arrays of bytes come as int64, eight times their size.
+    stored = getattr(dataset.features[name], "dtype", "")
+    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.uint8 if stored == "uint8" else None))
 
 
 def _check_column(dataset: Dataset, name: str) -> None:

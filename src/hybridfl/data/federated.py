@@ -77,7 +77,7 @@ class Samples:
         return replace(self, index=self.index[chosen], offsets=np.searchsorted(chosen, self.offsets))
 
     def checked(self) -> Samples:
-        """Itself, if every device has samples and all of them are finite."""
+        """Itself, if every device has samples and all of them are finite; whole-number targets as classes (int64)."""
         for device, count in enumerate(self.num_samples):
             if count == 0:
                 raise InputError(f"Device {device} has no samples: leave it out or give it some.")
@@ -89,7 +89,7 @@ class Samples:
             raise InputError(f"Device {device} has NaN or infinite inputs: clean them or leave the device out.")
         if self.targets.is_floating_point() and not bool(torch.isfinite(self.targets).all()):
             raise InputError("The targets hold NaN or infinite values: clean them.")
-        return self
+        return self if self.targets.is_floating_point() else replace(self, targets=self.targets.long())
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -129,7 +129,7 @@ class Samples:
         """(train, test): of each device's samples the last `test_share` is held out, and `gap` before them are unused.
 
         For samples that overlap their neighbours, such as windows over a text: with a gap of a window's length less one,
-        no input of the test is seen in training. A device too short for all three parts has none to test on.
+        nothing of a test input is in a training input. A device too short for all three parts has none to test on.
         """
         require_share("test_share", test_share)
         train, test = [], []

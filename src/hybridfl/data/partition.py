@@ -152,4 +152,5 @@ def _sorted(parts: list[Rows]) -> list[Rows]:
 def _check(labels: NDArray[np.int64], devices: int, a_device: int = 1) -> None:
     require_positive("devices", devices)
     if devices * a_device > len(labels):
-        raise InputError(f"{len(labels)} samples cannot be shared out among {devices} devices: ask for fewer devices.")
+        parts = f"{devices} devices" if a_device == 1 else f"{devices} devices of {a_device} shards"
+        raise InputError(f"{len(labels)} samples cannot be shared out among {parts}: ask for fewer.")

@@ -41,7 +41,7 @@ class Tweets:
     texts: list[str]
     labels: NDArray[np.int64]
     malformed: int = 0
-    """Rows left out, because they have not six columns or another target."""
+    """Rows left out, because they have not six columns, another target or no user."""
     undecodable: int = 0
     """Characters that nothing can be made of; each was replaced by a space."""
 
@@ -49,7 +49,7 @@ class Tweets:
     def notes(self) -> tuple[str, ...]:
         """What a reader of results should know of the file."""
         kinds = ((self.malformed, "malformed rows left out"), (self.undecodable, "undecodable characters blanked"))
-        return tuple(f"{count:,} {what} of {len(self.users):,} tweets" for count, what in kinds if count)
+        return tuple(f"{len(self.users):,} tweets read, {what}: {count:,}" for count, what in kinds if count)
 
 
 def read_tweets(path: Path) -> Tweets:
@@ -75,7 +75,7 @@ def parse_tweets(lines: Iterable[bytes] | IO[bytes]) -> Tweets:
             (columns,) = csv.reader([line], strict=True)
         except (csv.Error, ValueError):
             columns = []
-        if len(columns) != _COLUMNS or columns[0] not in _LABELS:
+        if len(columns) != _COLUMNS or columns[0] not in _LABELS or not columns[4]:
             malformed += 1
             continue
         undecodable += lost
@@ -188,8 +188,8 @@ def encode(texts: Sequence[Sequence[str]], codes: dict[str, int], length: int) -
     return torch.from_numpy(encoded)
 
 
-def read_glove(path: Path, codes: dict[str, int]) -> Tensor:
-    """[codes + 2, size]: the vectors of a GloVe file, a word and its numbers a line; zeros for words it does not have."""
+def read_glove(path: Path, codes: dict[str, int], num_codes: int) -> Tensor:
+    """[num_codes, size]: the vectors of a GloVe file, a word and its numbers a line; zeros for words it does not have."""
     if not path.is_file():
         raise InputError(f"There is no file '{path}': give the path of a GloVe file, or leave glove out.")
     found: dict[str, list[float]] = {}
@@ -205,7 +205,7 @@ def read_glove(path: Path, codes: dict[str, int]) -> Tensor:
     if len(sizes) != 1:
         wrong = "none of the vocabulary's words" if not sizes else f"vectors of {sorted(sizes)} numbers"
         raise InputError(f"'{path}' holds {wrong}: is it a GloVe file?")
-    vectors = torch.zeros(len(codes) + 2, sizes.pop())
+    vectors = torch.zeros(num_codes, sizes.pop())
     for word, vector in found.items():
         vectors[codes[word]] = torch.tensor(vector)
     return vectors

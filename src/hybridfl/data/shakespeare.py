@@ -152,7 +152,10 @@ def draw_sequences(samples: Samples, devices: int, sequences: int, seed: int, ga
             return samples.with_rows(
                 [samples.rows(role)[: count + gap] for role, count in zip(roles, counts, strict=True)]
             )
-    raise InputError(f"No {devices} roles of {MOST_DRAWS} draws hold {sequences:,} sequences: ask for fewer.")
+    raise InputError(
+        f"{devices} roles hardly ever hold {sequences:,} sequences ({MOST_DRAWS} draws tried): "
+        "ask for more devices or fewer sequences."
+    )
 
 
 def _drawn(roles: int, devices: int, seed: int, attempt: int) -> NDArray[np.int64]:

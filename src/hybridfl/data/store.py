@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,10 +192,14 @@ def locate(name: str, chosen: Path | None = None) -> list[Path]:
     paths = [found for file in known.files if (found := find(folder, file)) is not None]
     if len(paths) < len(known.files):
         raise InputError(
-            f"{known.name} is not in '{folder}': run `hybridfl data fetch {known.name}` "
+            f"{known.name} is not in '{folder}': run `hybridfl data fetch {known.name}{_option(chosen)}` "
             f"({known.num_bytes / 1e6:.1f} MB), or point HYBRIDFL_DATA or --data-dir to where it is."
         )
     return paths
+
+
+def _option(chosen: Path | None) -> str:
+    return "" if chosen is None else f" --data-dir {shlex.quote(str(chosen))}"
 
 
 def find(folder: Path, file: RemoteFile) -> Path | None:
@@ -214,7 +219,8 @@ def fetch(
     """
     folder = data_dir(chosen)
     for file in data_set(name).files:
-        if not any(is_intact(folder / known, file) for known in (file.name, *file.stand_ins)):
+        found = find(folder, file)
+        if found is None or not is_intact(found, file):
             _fetch_file(file, folder, progress, retries)
     return locate(name, chosen)
 

@@ -1,0 +1,35 @@
+"""One pool of threads for all training: a thread a core, each of which leaves the other cores to the others."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+"""The cores this process may use."""
+
+
+def pool() -> ThreadPoolExecutor:
+    """The pool of this process: threads do not survive a fork."""
+    return _pool(os.getpid())
+
+
+@functools.cache
+def _pool(process: int) -> ThreadPoolExecutor:
+    ours = torch.get_num_threads()
+    threads = ThreadPoolExecutor(CORES)
+    everybody = threading.Barrier(CORES)
+
+    def single_threaded() -> None:
+        torch.set_num_threads(1)
+        everybody.wait()
+
+    for done in [threads.submit(single_threaded) for _ in range(CORES)]:
+        done.result()
+    # The last call counts for threads that are started later, and those are not ours.
+    torch.set_num_threads(ours)
+    return threads
