@@ -1,4 +1,4 @@
-.PHONY: demo test check format clean
+.PHONY: demo test check format bench clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,6 +22,9 @@ check: $(INSTALLED)  ## lint and types
 format: $(INSTALLED)  ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench: $(INSTALLED)  ## device-steps a second against the loop people write (needs Fashion-MNIST and MNIST)
+	$(BIN)/python benchmarks/simulator.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,137 @@
+"""Device-steps a second, against the loop people write: `make bench`, or `python benchmarks/simulator.py`.
+
+A: Fashion-MNIST, 100 devices of two labels and power-law sizes, FedAvg of 10 a round, E = 5, batch 64.
+B: MNIST, 1,000 devices of 60 samples, FedAvg of 10 a round, E = 1, batch 10.
+C: A's data, all devices always busy (90 of them 2 to 11 s, the others 1 s), E = 5, batch 64:
+   updates a second of FedBuff and HFL.
+
+One step is one SGD step on one batch of one device. Ours is the whole simulation without evaluation: choosing devices, event
+heap, batches, training, merging. The plain loop trains the same devices with a `DataLoader` and `optim.SGD`, one after the
+other, on all cores. Contestants take turns; median of the ratios and of the speeds over the repeats, and their range.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from hybridfl import (
+    HFL,
+    IID,
+    MNIST,
+    Algorithm,
+    ConstantSeconds,
+    FashionMNIST,
+    FedAvg,
+    FedBuff,
+    Fleet,
+    FullWork,
+    PaperDelays,
+    Simulation,
+    Task,
+    run,
+)
+from hybridfl.experiment import trainer_for
+from hybridfl.timing import FleetTiming
+from hybridfl.vectors import flatten
+
+REPEATS = 5
+PAPER = FullWork(epochs=5, batch_size=64)
+SMALL = FullWork(epochs=1, batch_size=10)
+
+
+def simulated(
+    task: Task, algorithm: Algorithm[Any], timing: FleetTiming, versions: int
+) -> Callable[[], tuple[int, int, float]]:
+    """(steps, updates, seconds) of so many versions, trainer and data set up beforehand."""
+    fleet = Fleet(task.train.num_samples, timing.expected_seconds)
+    trainer = trainer_for(task, 0)
+
+    def play() -> tuple[int, int, float]:
+        started = time.perf_counter()
+        transport = Simulation(fleet, trainer, timing)
+        steps = updates = 0
+        for moment in run(algorithm, transport, *algorithm.init(flatten(task.model), fleet)):
+            steps += sum(update.num_steps for update in moment.inbox.updates)
+            updates += len(moment.inbox.updates)
+            if moment.state.version >= versions:
+                return steps, updates, time.perf_counter() - started
+        raise AssertionError
+
+    return play
+
+
+def plain_loop(task: Task, work: FullWork, seconds: float) -> Callable[[], float]:
+    """Steps a second of what people write, for so long."""
+    draw = np.random.default_rng(0)
+
+    def train() -> float:
+        started, steps = time.perf_counter(), 0
+        while time.perf_counter() - started < seconds:
+            rows = torch.from_numpy(task.train.rows(int(draw.integers(len(task.train)))))
+            inputs, targets = task.train.take(rows)
+            loader = DataLoader(TensorDataset(inputs, targets), work.batch_size, shuffle=True)
+            optimiser = torch.optim.SGD(task.model.parameters(), lr=0.01, weight_decay=2 * task.l2)
+            for _ in range(work.epochs):
+                for x, y in loader:
+                    optimiser.zero_grad()
+                    torch.nn.functional.cross_entropy(task.model(x), y).backward()  # type: ignore[no-untyped-call]
+                    optimiser.step()
+                    steps += 1
+                    if time.perf_counter() - started > seconds:
+                        break
+        return steps / (time.perf_counter() - started)
+
+    return train
+
+
+def line(name: str, values: list[float], form: str) -> str:
+    """Median and range."""
+    return f"{name}: {statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def against_plain(name: str, task: Task, work: FullWork, rounds: int) -> None:
+    """Print the speeds of both, and their ratio."""
+    devices = len(task.train)
+    play = simulated(task, FedAvg(local=work), ConstantSeconds(devices), rounds)
+    loop = plain_loop(task, work, seconds=2.0)
+    play(), loop()
+    ours, theirs = [], []
+    for _ in range(REPEATS):
+        steps, _, seconds = play()
+        ours.append(steps / seconds)
+        theirs.append(loop())
+    ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+    print(line(f"{name} ours, steps/s", ours, ",.0f"))
+    print(line(f"{name} plain loop, steps/s", theirs, ",.0f"))
+    print(line(f"{name} ratio", ratios, ".1f"), flush=True)
+
+
+def updates_a_second(task: Task) -> None:
+    """Print task C, and how much of it is not training."""
+    for name, algorithm, versions in (("FedBuff", FedBuff(local=PAPER), 100), ("HFL", HFL(local=PAPER), 40)):
+        play = simulated(task, algorithm, PaperDelays(100, stragglers=0.9, max_delay=10), versions)
+        play()
+        speeds = []
+        for _ in range(REPEATS):
+            _, updates, seconds = play()
+            speeds.append(updates / seconds)
+        print(line(f"C {name}, updates/s", speeds, ",.0f"), flush=True)
+
+
+def main() -> None:
+    """All three tasks."""
+    images = FashionMNIST().build(100, 0)
+    against_plain("A", images, PAPER, rounds=30)
+    against_plain("B", MNIST(IID()).build(1000, 0), SMALL, rounds=300)
+    updates_a_second(images)
+
+
+if __name__ == "__main__":
+    main()
