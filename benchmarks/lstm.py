@@ -8,16 +8,15 @@ All of them must agree to 1e-5.
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 import warnings
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from hybridfl import CharacterLSTM, Job, LocalSGD, Samples, Work, cross_entropy
-from hybridfl.training import one_by_one, together
+from hybridfl import CharacterLSTM, Job, LocalSGD, Samples, Work
 from hybridfl.vectors import flatten
 
 WINDOW = 80
@@ -67,17 +66,19 @@ def measure(devices: int, batch: int, hidden: int) -> list[float]:
     weights = torch.stack([flatten(model) + 0.01 * torch.randn(flatten(model).numel()) for _ in range(devices)])
     jobs = [Job(device, 0, weights[device], Work(1, batch, 1.0), 0.0) for device in range(devices)]
     trainer = LocalSGD(samples, model)
-    inputs, targets = samples.take(torch.arange(devices * batch).view(devices, batch))
 
-    def stacked(way: Callable[..., object], model: nn.Module) -> Callable[[], Tensor]:
-        gradients = way(model, cross_entropy)
-        return lambda: weights - gradients(weights, inputs, targets, np.full(devices, batch))[0]  # type: ignore[operator]
+    def in_turn() -> Tensor:
+        return torch.stack([trainer._train_alone(job, threading.Event()).weights for job in jobs])
+
+    def stacked(model: nn.Module) -> Callable[[], Tensor]:
+        other = LocalSGD(samples, model)
+        return lambda: torch.stack([update.weights for update in other._train_together(jobs)])
 
     ways = [
-        stacked(one_by_one, model),
+        in_turn,
         lambda: torch.stack([update.weights for update in trainer(jobs)]),
-        stacked(together, model),
-        stacked(together, by_hand),
+        stacked(model),
+        stacked(by_hand),
     ]
     expected = ways[0]()
     for way in ways[1:]:

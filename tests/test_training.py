@@ -4,7 +4,6 @@ import time
 import warnings
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from hybridfl.errors import InputError
 from hybridfl.models import CharacterLSTM
 from hybridfl.protocol import Job, Update, Work
 from hybridfl.threads import pool
-from hybridfl.training import LocalSGD, cross_entropy, one_by_one, together
+from hybridfl.training import ALONE_FROM, LocalSGD, cross_entropy
 from hybridfl.vectors import flatten
 
 
@@ -51,6 +50,12 @@ SIZES = [(100_000, 0), (1, 7)]
 def mlp() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def wide() -> nn.Module:
+    """Large enough to be trained one a thread with batches of 8 and more, and not with smaller ones."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 2600), nn.Tanh(), nn.Linear(2600, 3))
 
 
 def convolution() -> nn.Module:
@@ -135,6 +140,7 @@ def test_a_clipped_step_by_hand() -> None:
         (mlp, random_samples),
         (convolution, functools.partial(random_samples, shape=(1, 5, 5))),
         (recurrent, random_texts),
+        (wide, random_samples),
     ],
 )
 def test_equals_a_plain_loop_of_torch_optim(
@@ -189,17 +195,41 @@ def test_an_error_in_one_job_stops_the_others() -> None:
     assert time.perf_counter() - started < 20
 
 
-def test_all_ways_to_the_gradients_agree() -> None:
-    """`vmap` over devices and one device after the other, with layers of PyTorch's own and batches of several sizes."""
-    model = recurrent()
-    weights = torch.stack([flatten(model) + 0.1 * shift for shift in range(3)])
-    inputs, targets = random_texts(12).take(torch.arange(12).view(3, 4))
-    sizes = np.array([4, 1, 3])
+@pytest.mark.parametrize("make_model", [mlp, recurrent])
+def test_one_a_thread_and_all_together_agree(
+    make_model: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model()
+    samples = random_texts(20, 33, 7, 5) if make_model is recurrent else random_samples(20, 33, 7, 5)
+    jobs = mixed_jobs(flatten(model))
+    monkeypatch.setattr("hybridfl.training.ALONE_FROM", 0)
+    train = LocalSGD(samples, model, l2=0.01)
+    alone = train(jobs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "performance drop": no batching rule for PyTorch's own LSTM
-        stacked = together(model, cross_entropy)(weights, inputs, targets, sizes)
-    for one, other in zip(stacked, one_by_one(model, cross_entropy)(weights, inputs, targets, sizes), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        together = train._train_together(jobs)
+    for one, other in zip(alone, together, strict=True):
+        torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-6)
+        assert one.train_loss == pytest.approx(other.train_loss, abs=1e-6)
+        assert one.num_steps == other.num_steps
+
+
+def test_a_layer_the_model_does_not_use_only_shrinks() -> None:
+    """One step of η = 0.1 with ε = 0.25 leaves 1 − 2·0.25·0.1 = 0.95 of it."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused = nn.Linear(6, 3), nn.Linear(200, 100)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.used(inputs)
+            return outputs
+
+    model = Large()
+    assert 10 * flatten(model).numel() > ALONE_FROM
+    [update] = LocalSGD(random_samples(10), model, l2=0.25)([Job(0, 0, flatten(model), Work(1, 10, 0.1), 0.0)])
+    torch.testing.assert_close(update.weights[21:], 0.95 * flatten(model)[21:])
 
 
 def test_the_same_call_gives_the_same_bits() -> None:

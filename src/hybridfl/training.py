@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, wait
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
-from hybridfl.protocol import Job, Update, Vector
+from hybridfl.protocol import Job, Update, Vector, Work
 from hybridfl.threads import pool
 from hybridfl.vectors import unflatten
 
@@ -29,8 +29,8 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
-Gradients = Callable[[Tensor, Tensor, Tensor, NDArray[np.int64]], tuple[Tensor, Tensor]]
-"""(weights [jobs, n], inputs and targets [jobs, width, …], batch sizes [jobs]) → (gradients [jobs, n], losses [jobs])."""
+ALONE_FROM = 200_000
+"""From so many parameters × samples of a batch on, a job is trained for itself: arithmetic then outweighs Python's part."""
 
 
 class LocalSGD:
@@ -43,8 +43,9 @@ class LocalSGD:
     different versions, rates and μ share it. They are ordered by their number of steps, so a step touches exactly the
     jobs that still have one to take.
 
-    With recurrent layers a job is trained for itself, by one thread from its first step to its last: on a CPU PyTorch's fused
-    recurrent layers beat every way of stacking devices (docs/data.md has the numbers).
+    A job with recurrent layers or with large steps is trained by one thread instead, from its first step to its last:
+    weights stay in the core's cache, and PyTorch's fused recurrent layers beat every way of stacking devices
+    (docs/data.md has the numbers).
     """
 
     def __init__(
@@ -52,17 +53,30 @@ class LocalSGD:
     ) -> None:
         check_trainable(model)
         self._samples = samples
+        self._model = model
+        self._loss = loss
         self._l2 = l2
         self._seed = seed
         self._recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
-        self._gradients = (one_by_one if self._recurrent else together)(model, loss)
+        self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._gradients = vmap(grad_and_value(self._batch_loss))
+        self._own = threading.local()
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
-        if not self._recurrent:
-            return self._train(jobs)
+        alone = [self._is_large(job) for job in jobs]
+        large = self._train_on_threads([job for job, is_large in zip(jobs, alone, strict=True) if is_large])
+        small = self._train_together([job for job, is_large in zip(jobs, alone, strict=True) if not is_large])
+        updates = {True: iter(large), False: iter(small)}
+        return [next(updates[is_large]) for is_large in alone]
+
+    def _is_large(self, job: Job) -> bool:
+        batch_size = min(job.work.batch_size, int(self._samples.num_samples[job.device]))
+        return self._recurrent or self._num_parameters * batch_size >= ALONE_FROM
+
+    def _train_on_threads(self, jobs: Sequence[Job]) -> list[Update]:
         stop = threading.Event()
-        longest_first = np.argsort(-self._samples.num_samples[[job.device for job in jobs]], kind="stable")
-        futures = {int(j): pool().submit(self._train, [jobs[j]], stop) for j in longest_first}
+        longest_first = sorted(range(len(jobs)), key=lambda j: -int(self._samples.num_samples[jobs[j].device]))
+        futures = {j: pool().submit(self._train_alone, jobs[j], stop) for j in longest_first}
         try:
             done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
             for future in done:
@@ -71,9 +85,40 @@ class LocalSGD:
             # An interrupt, or an error in one job: nobody wants the others' answers, and the process could not end.
             stop.set()
             raise
-        return [futures[j].result()[0] for j in range(len(jobs))]
+        return [futures[j].result() for j in range(len(jobs))]
 
-    def _train(self, jobs: Sequence[Job], stop: threading.Event | None = None) -> list[Update]:
+    def _train_alone(self, job: Job, stop: threading.Event) -> Update:
+        """By plain automatic differentiation, in a copy of the model that is this thread's own."""
+        if not hasattr(self._own, "model"):
+            self._own.model = copy.deepcopy(self._model)
+        model: nn.Module = self._own.model
+        parameters = list(model.parameters())
+        weights = job.weights.clone()
+        received = list(unflatten(model, job.weights).values())
+        for parameter, view in zip(parameters, unflatten(model, weights).values(), strict=True):
+            parameter.data = view  # a step on the parameters is a step on `weights`
+
+        batches = Batches.of([job], self._samples, self._seed)
+        steps, steps_per_epoch = int(batches.num_steps[0]), int(batches.steps_per_epoch[0])
+        first = np.zeros(1, dtype=np.int64)
+        loss = 0.0
+        for step in range(steps):
+            if stop.is_set():
+                raise CancelledError
+            rows, _ = batches.at(step, first)
+            inputs, targets = self._samples.take(torch.from_numpy(rows[0]))
+            value = loss_by_sample(self._loss, model(inputs), targets).mean()
+            gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+            with torch.no_grad():
+                descend(parameters, gradients, received, job.work, self._l2)
+            if step >= steps - steps_per_epoch:
+                loss += float(value.detach()) / steps_per_epoch
+        return Update(job, weights, steps, loss)
+
+    def _train_together(self, jobs: Sequence[Job]) -> list[Update]:
+        """All jobs' gradients in one `vmap`. A batch shorter than the widest is filled up with samples of no weight."""
+        if not jobs:
+            return []
         batches = Batches.of(jobs, self._samples, self._seed)
         ranked = np.argsort(-batches.num_steps, kind="stable")
         steps = batches.num_steps[ranked]
@@ -86,13 +131,13 @@ class LocalSGD:
         losses = torch.zeros(len(jobs))
 
         for step in range(steps[0]):
-            if stop is not None and stop.is_set():
-                raise CancelledError
             active = int(np.searchsorted(-steps, -step))
             rows, sizes = batches.at(step, ranked[:active])
             inputs, targets = self._samples.take(torch.from_numpy(rows))
             now = weights[:active]
-            gradients, values = self._gradients(now, inputs, targets, sizes)
+            filled = np.arange(rows.shape[1]) < sizes[:, None]
+            shares = torch.from_numpy(filled / sizes[:, None]).to(weights.dtype)
+            gradients, values = self._gradients(now, inputs, targets, shares)
             gradients = gradients + 2 * self._l2 * now + pulls[:active] * (now - received[:active])
             gradients = shortened(gradients, longest[:active])
             now -= rates[:active] * gradients
@@ -105,48 +150,27 @@ class LocalSGD:
         }
         return [updates[j] for j in range(len(jobs))]
 
-
-def together(model: nn.Module, loss: Loss) -> Gradients:
-    """All jobs' gradients in one `vmap`. A batch shorter than the widest is filled up with samples of no weight."""
-
-    def batch_loss(weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        outputs = functional_call(model, unflatten(model, weights), (inputs,))
-        return (loss_by_sample(loss, outputs, targets) * shares).sum()
-
-    vectorized = vmap(grad_and_value(batch_loss))
-
-    def gradients(weights: Tensor, inputs: Tensor, targets: Tensor, sizes: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        filled = np.arange(inputs.shape[1]) < sizes[:, None]
-        found: tuple[Tensor, Tensor] = vectorized(
-            weights, inputs, targets, torch.from_numpy(filled / sizes[:, None]).to(weights.dtype)
-        )
-        return found
-
-    return gradients
+    def _batch_loss(self, weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+        """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""
+        outputs = functional_call(self._model, unflatten(self._model, weights), (inputs,))
+        return (loss_by_sample(self._loss, outputs, targets) * shares).sum()
 
 
-def one_by_one(model: nn.Module, loss: Loss) -> Gradients:
-    """One job's gradient after the other, by plain automatic differentiation."""
-    # `functional_call` puts the weights into the module while it runs, so every thread needs a module of its own.
-    own = threading.local()
-
-    def gradient(weights: Vector, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        if not hasattr(own, "model"):
-            own.model = copy.deepcopy(model)
-        leaf = weights.detach().requires_grad_()
-        outputs = functional_call(own.model, unflatten(own.model, leaf), (inputs,))
-        value = loss_by_sample(loss, outputs, targets).mean()
-        (slope,) = torch.autograd.grad(value, leaf)
-        return slope, value.detach()
-
-    def gradients(weights: Tensor, inputs: Tensor, targets: Tensor, sizes: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        found = [
-            gradient(weights[job], inputs[job, :size], targets[job, :size]) for job, size in enumerate(sizes.tolist())
-        ]
-        slopes, values = zip(*found, strict=True)
-        return torch.stack(slopes), torch.stack(values)
-
-    return gradients
+def descend(
+    parameters: Sequence[Tensor], gradients: Sequence[Tensor], received: Sequence[Tensor], work: Work, l2: float
+) -> None:
+    """w ← w − η·clip(g + 2ε·w + μ·(w − w_received)), in place; `gradients` are used up."""
+    for weight, gradient, start in zip(parameters, gradients, received, strict=True):
+        gradient.add_(weight, alpha=2 * l2 + work.proximal)
+        if work.proximal:
+            gradient.sub_(start, alpha=work.proximal)
+    if math.isfinite(work.clip):
+        length = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients]))
+        if length > work.clip:
+            for gradient in gradients:
+                gradient.mul_(work.clip / length)
+    for weight, gradient in zip(parameters, gradients, strict=True):
+        weight.sub_(gradient, alpha=work.learning_rate)
 
 
 def shortened(gradients: Tensor, longest: Tensor) -> Tensor:
