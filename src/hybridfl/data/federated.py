@@ -64,7 +64,7 @@ class Samples:
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(inputs, targets) in these rows, as a model sees them; the shape of `rows` comes first in theirs."""
         flat = rows.reshape(-1)
-        inputs, targets = self.inputs[flat], self.targets[flat]
+        inputs, targets = self.inputs.index_select(0, flat), self.targets.index_select(0, flat)
         if self.scale is not None:
             inputs = inputs.float() * self.scale
         return inputs.view(*rows.shape, *inputs.shape[1:]), targets.view(*rows.shape, *targets.shape[1:])
