@@ -127,7 +127,7 @@ def test_a_pull_of_one_over_the_rate_never_gets_further_than_one_step(epochs: in
 
 
 def test_a_clipped_step_by_hand() -> None:
-    """As above, one step: the gradient (6, 3) + (0.2, 0.1) = (6.2, 3.1) is cut to length 3.1/√5·√5 = 3.1: (2.773, 1.386)."""
+    """As above, one step: the gradient (6, 3) + (0.2, 0.1) = (6.2, 3.1) has length 3.1·√5; a clip of 3.1 leaves 1/√5 of it."""
     train = LocalSGD(one_sample(2.0, 1.0), nn.Linear(1, 1), squared_error, l2=0.1)
     for clip, factor in ((3.1, 1 / math.sqrt(5)), (100.0, 1.0), (math.inf, 1.0)):
         [update] = train([Job(0, 0, torch.tensor([1.0, 0.5]), Work(1, 1, 0.1, clip=clip), 0.0)])

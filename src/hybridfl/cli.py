@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,6 @@ from hybridfl.errors import InputError, nearest
 if TYPE_CHECKING:
     from hybridfl.algorithms.local_work import FullWork
     from hybridfl.experiment import Task
-    from hybridfl.summary import Row
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -236,6 +234,7 @@ def compare(
     from hybridfl.records import load
     from hybridfl.spelling import read_algorithm, read_task, split_list
     from hybridfl.summary import by_label, default_target, is_bound, summarise
+    from hybridfl.summary_table import json_row, print_table
 
     if target is not None:
         require_share("target", target)
@@ -276,10 +275,10 @@ def compare(
     goal = default_target(saved) if target is None else target
     rows = summarise(saved, goal)
     if as_json:
-        typer.echo(json.dumps({"rows": [_json_row(row) for row in rows]}, indent=2))
+        typer.echo(json.dumps({"rows": [json_row(row) for row in rows]}, indent=2))
     elif not quiet:
         bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
-        _print_table(
+        print_table(
             rows, goal, title=f"{runs[0].task.name}, {devices} devices, {stragglers:.0%} stragglers", bounds=bounds
         )
     _report(folder, goal, say=not quiet and not as_json)
@@ -348,58 +347,6 @@ def _print_notes(task: Task, quiet: bool) -> None:
     """What a reader of the results should know of the data, on standard error."""
     for note in () if quiet else task.notes:
         typer.echo(f"{task.name}: {note}", err=True)
-
-
-def _json_row(row: Row) -> dict[str, object]:
-    row_values = asdict(row)
-    del row_values["speedup_bound"]
-    return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in row_values.items()}
-
-
-def _print_table(rows: Sequence[Row], goal: float, title: str, bounds: Collection[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        title=title,
-        title_justify="left",
-        caption="Final: mean over the last 15 % of virtual time; ± standard deviation over seeds.",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=0,
-    )
-    table.add_column("\nAlgorithm", overflow="fold")
-    for heading in (
-        "Final\naccuracy",
-        f"Seconds\nto {goal:.1%}",
-        "Speed-up\non FedAvg",
-        "Stragglers'\ndata",
-        "Updates\ndiscarded",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    best = max((row.test_accuracy for row in rows if row.algorithm not in bounds), default=math.nan)
-    for row in rows:
-        spread = "" if math.isnan(row.test_accuracy_std) else f" ±{100 * row.test_accuracy_std:5.1f}"
-        table.add_row(
-            row.algorithm,
-            f"{row.test_accuracy:.1%}{spread}",
-            _or_dash(row.seconds_to_target, ",.0f"),
-            _speedup(row),
-            _or_dash(row.straggler_accuracy, ".1%"),
-            f"{row.discarded:,.0f}",
-            style="bold" if row.test_accuracy == best else None,
-        )
-    Console().print(table)
-
-
-def _speedup(row: Row) -> str:
-    """Where FedAvg never reached the target, its whole run is a lower bound."""
-    return _or_dash(row.speedup, ".1f", " ×") if math.isnan(row.speedup_bound) else f"> {row.speedup_bound:.1f} ×"
-
-
-def _or_dash(value: float, form: str, unit: str = "") -> str:
-    return "–" if math.isnan(value) else f"{value:{form}}{unit}"
 
 
 def _report(folder: Path, goal: float, say: bool) -> None:

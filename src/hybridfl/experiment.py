@@ -52,7 +52,7 @@ class Task:
     @classmethod
     def from_devices(
         cls,
-        devices: Sequence[tuple[Tensor, Tensor]],
+        devices: Samples | Sequence[tuple[Tensor, Tensor]],
         model: nn.Module,
         name: str = "custom",
         loss: Loss = cross_entropy,
@@ -60,21 +60,8 @@ class Task:
         test_share: float = 0.1,
         seed: int = 0,
     ) -> Task:
-        """One (inputs, targets) pair a device; `test_share` of each device's samples is held out for testing."""
-        return cls.from_samples(Samples.from_devices(devices), model, name, loss, l2, test_share, seed)
-
-    @classmethod
-    def from_samples(
-        cls,
-        samples: Samples,
-        model: nn.Module,
-        name: str = "custom",
-        loss: Loss = cross_entropy,
-        l2: float = 0.0,
-        test_share: float = 0.1,
-        seed: int = 0,
-    ) -> Task:
-        """Samples by device, as `from_hugging_face` and `from_flower` make them; `test_share` of each device's is held out."""
+        """One (inputs, targets) pair a device, or samples by device; `test_share` of each device's is held out for testing."""
+        samples = devices if isinstance(devices, Samples) else Samples.from_devices(devices)
         train, test = samples.split(test_share, seed)
         return cls(name, train, test, model, loss, l2)
 
