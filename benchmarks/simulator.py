@@ -37,7 +37,7 @@ from hybridfl import (
     Task,
     run,
 )
-from hybridfl.experiment import trainer_for
+from hybridfl.engines import trainer_for
 from hybridfl.timing import FleetTiming
 from hybridfl.vectors import flatten
 

@@ -17,10 +17,13 @@ from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.sampling import Deadline, Everyone, FirstOf, Uniform
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.data.federated import Samples
+from hybridfl.engines import trainer_for
 from hybridfl.errors import InputError
-from hybridfl.experiment import Run, Task, execute, forward_for, save, simulate, trainer_for
+from hybridfl.experiment import execute, save_all, simulate
 from hybridfl.models import LogisticRegression
+from hybridfl.plan import Run
 from hybridfl.records import load
+from hybridfl.task import Task
 from hybridfl.tasks import Synthetic, SyntheticIID
 from hybridfl.timing import ConstantSeconds, PaperDelays
 from hybridfl.training import LocalSGD, cross_entropy
@@ -117,7 +120,7 @@ def test_ssgd_trains_on_all_data_in_one_place_and_is_scored_by_device() -> None:
 
 def test_a_run_leaves_its_configuration_records_and_arrivals(tmp_path: Path) -> None:
     plan = Run(TASK, HFL(local=LOCAL), TIMING, rounds=5, seed=4, label="mine")
-    kept = list(save(plan, tmp_path / "run"))
+    kept = [record for _, record in save_all([plan], [tmp_path / "run"])]
     saved = load(tmp_path / "run")
     assert repr(list(saved.records)) == repr(kept)
     assert saved.records[-1].merged == len(saved.arrivals)
@@ -172,7 +175,7 @@ def test_a_model_that_does_not_fit_the_samples_is_refused(
 def test_a_run_that_cannot_start_writes_nothing(tmp_path: Path) -> None:
     plan = Run(TASK, FedAvg(Uniform(11)), TIMING, rounds=1)
     with pytest.raises(InputError, match="11 participants"):
-        list(save(plan, tmp_path / "run"))
+        list(save_all([plan], [tmp_path / "run"]))
     with pytest.raises(InputError, match="11 participants"):
         plan.check()
     assert list(tmp_path.iterdir()) == []
@@ -181,7 +184,7 @@ def test_a_run_that_cannot_start_writes_nothing(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_by_sample_writes_nothing(tmp_path: Path) -> None:
     task = dataclasses.replace(TASK, loss=nn.functional.cross_entropy)
     with pytest.raises(InputError, match="reduction='none'"):
-        list(save(Run(task, HFL(), TIMING, rounds=1), tmp_path / "run"))
+        list(save_all([Run(task, HFL(), TIMING, rounds=1)], [tmp_path / "run"]))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -244,7 +247,6 @@ def test_a_users_own_model_and_tensors() -> None:
 def test_the_closed_form_is_taken_for_logistic_regression_only() -> None:
     pytest.importorskip("numba")
     assert type(trainer_for(TASK, 0)).__name__ == "SoftmaxSGD"
-    assert type(forward_for(TASK)).__name__ == "SoftmaxForward"
 
     class Mine(LogisticRegression):
         """A subclass may compute anything."""

@@ -22,13 +22,15 @@ from hybridfl.algorithms.staleness import Constant
 from hybridfl.algorithms.stragglers import KnownShare, Learned, Stragglers
 from hybridfl.batches import Batches
 from hybridfl.data.synthetic import synthetic
-from hybridfl.experiment import Run, Task, execute
+from hybridfl.experiment import execute
 from hybridfl.models import LogisticRegression
+from hybridfl.plan import Run
 from hybridfl.protocol import Algorithm, Fleet, Job, Trainer, Work
 from hybridfl.records import Record
 from hybridfl.run import run
 from hybridfl.simulation import Simulation
 from hybridfl.softmax import SoftmaxSGD
+from hybridfl.task import Task
 from hybridfl.timing import ConstantSeconds, FleetTiming, PaperDelays, PerDevice
 from hybridfl.training import LocalSGD
 from hybridfl.vectors import flatten

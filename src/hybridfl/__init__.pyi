@@ -40,14 +40,13 @@ from .data.partition import Shards as Shards
 from .data.synthetic import synthetic as synthetic
 from .data.synthetic import synthetic_iid as synthetic_iid
 from .errors import InputError as InputError
-from .experiment import Run as Run
-from .experiment import Task as Task
 from .experiment import execute as execute
-from .experiment import save as save
+from .experiment import save_all as save_all
 from .experiment import simulate as simulate
 from .models import CharacterLSTM as CharacterLSTM
 from .models import LogisticRegression as LogisticRegression
 from .models import SentimentLSTM as SentimentLSTM
+from .plan import Run as Run
 from .protocol import Algorithm as Algorithm
 from .protocol import Fleet as Fleet
 from .protocol import Inbox as Inbox
@@ -63,6 +62,7 @@ from .records import load_all as load_all
 from .run import Moment as Moment
 from .run import run as run
 from .simulation import Simulation as Simulation
+from .task import Task as Task
 from .tasks import MNIST as MNIST
 from .tasks import FashionMNIST as FashionMNIST
 from .tasks import Sent140 as Sent140

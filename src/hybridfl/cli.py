@@ -17,7 +17,7 @@ from hybridfl.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from hybridfl.algorithms.local_work import FullWork
-    from hybridfl.experiment import Task
+    from hybridfl.task import Task
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -103,6 +103,9 @@ ClipOption = Annotated[
         show_default="no limit",
     ),
 ]
+DeviceOption = Annotated[
+    str, typer.Option(help="Where to compute: cpu, cuda, or auto: a GPU if there is one.", rich_help_panel="Machine")
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display, no table.")]
 
 
@@ -137,11 +140,12 @@ def run(
         typer.Option(help="Folder for the results. (default: results/TASK-ALGORITHM-seed-N)", show_default=False),
     ] = None,
     data_dir: DataDirOption = None,
+    device: DeviceOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
     """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
     from hybridfl.comparison import Comparison, slug
-    from hybridfl.experiment import save
+    from hybridfl.experiment import save_all
     from hybridfl.progress import RunsDisplay
     from hybridfl.records import check_folder
     from hybridfl.spelling import read_algorithm, read_task
@@ -170,9 +174,8 @@ def run(
     record = None
     with RunsDisplay([plan], quiet) as display:
         try:
-            for record in save(plan, folder):
+            for _, record in save_all([plan], [folder], device):
                 display.show(plan, record)
-            display.finish(plan)
         except KeyboardInterrupt:
             interrupted = True
     if record is not None and not quiet:
@@ -218,6 +221,7 @@ def compare(
         Path | None, typer.Option(help="Folder for the results. (default: results/compare-TASK)", show_default=False)
     ] = None,
     data_dir: DataDirOption = None,
+    device: DeviceOption = "auto",
     quiet: QuietOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")
@@ -229,7 +233,7 @@ def compare(
     """
     from hybridfl.comparison import Comparison, check_out, folder_of, slug
     from hybridfl.errors import require_share
-    from hybridfl.experiment import save
+    from hybridfl.experiment import save_all
     from hybridfl.progress import RunsDisplay
     from hybridfl.records import load
     from hybridfl.spelling import read_algorithm, read_task, split_list
@@ -262,10 +266,8 @@ def compare(
     interrupted = False
     with RunsDisplay(runs, quiet) as display:
         try:
-            for plan in runs:
-                for record in save(plan, folder_of(folder, plan)):
-                    display.show(plan, record)
-                display.finish(plan)
+            for plan, record in save_all(runs, [folder_of(folder, plan) for plan in runs], device):
+                display.show(plan, record)
         except KeyboardInterrupt:
             interrupted = True
     begun = [folder_of(folder, plan) for plan in runs if (folder_of(folder, plan) / "run.json").exists()]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridfl.errors import InputError, require_positive
-from hybridfl.experiment import Run
+from hybridfl.plan import Run
 from hybridfl.protocol import Algorithm
 from hybridfl.records import check_folder, difference, load_config
 from hybridfl.tasks import TaskRecipe

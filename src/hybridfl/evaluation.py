@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from hybridfl.data.federated import Samples
 from hybridfl.protocol import Vector
@@ -19,6 +20,10 @@ from hybridfl.vectors import unflatten
 
 _CHUNK = 512
 """Samples in one forward pass: a recurrent model needs 80 MB of room for so many Shakespearean windows."""
+
+
+_CUDA_CHUNK = 8192
+"""On a GPU, fewer would leave it idle."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,36 @@ class Scores:
     straggler_accuracy: float
 
 
+class Scoring(Protocol):
+    """Scores that may still be on their way from a GPU."""
+
+    def is_known(self) -> bool: ...
+    def scores(self) -> Scores:
+        """Waits for them."""
+
+
+class Evaluator(Protocol):
+    """Scores a task's weights. Several evaluators of one kind can score at once, with the numbers each has alone."""
+
+    def __call__(self, weights: Vector) -> Scores: ...
+    @staticmethod
+    def together(wanted: Sequence[tuple[Any, Vector]]) -> Sequence[Scoring]:
+        """One scoring for each pair of an evaluator of this kind and weights."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Scores that are there."""
+
+    known: Scores
+
+    def is_known(self) -> bool:
+        return True
+
+    def scores(self) -> Scores:
+        return self.known
+
+
 class Forward(Protocol):
     """(the loss, whether the prediction is right) of each of the rows of some samples."""
 
@@ -41,24 +76,30 @@ class Forward(Protocol):
 class ModuleForward:
     """For any model. A prediction is right if its largest output is the target's; NaN where targets are no classes."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        self._model, self._loss = model, loss
+    def __init__(self, model: nn.Module, loss: Loss, device: torch.device = torch.device("cpu")) -> None:
+        self._model, self._loss = copy.deepcopy(model).to(device), loss
+
+    def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        return self.scored(weights, samples, torch.from_numpy(rows))
 
     @torch.no_grad()
-    def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        parameters = unflatten(self._model, weights)
+    def scored(self, weights: Vector, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Likewise, for rows named by a tensor beside the samples."""
+        for parameter, piece in zip(self._model.parameters(), unflatten(self._model, weights).values(), strict=True):
+            parameter.copy_(piece)
         losses, right = [], []
-        for chunk in torch.split(torch.from_numpy(rows), _CHUNK):
+        for chunk in torch.split(rows, _CHUNK if rows.device.type == "cpu" else _CUDA_CHUNK):
             inputs, targets = samples.take(chunk)
-            outputs = functional_call(self._model, parameters, (inputs,))
+            outputs = self._model(inputs)
             losses.append(loss_by_sample(self._loss, outputs, targets))
             is_class = not targets.is_floating_point() and outputs.dim() > targets.dim()
-            right.append(outputs.argmax(-1) == targets if is_class else torch.full((len(chunk),), math.nan))
+            unknown = torch.full((len(chunk),), math.nan, device=rows.device)
+            right.append(outputs.argmax(-1) == targets if is_class else unknown)
         return torch.cat(losses), torch.cat(right)
 
 
 class Evaluation:
-    """Scores weights on all training and test samples."""
+    """Scores weights on all training and test samples, here and now."""
 
     def __init__(
         self, forward: Forward, train: Samples, test: Samples, stragglers: NDArray[np.bool_], l2: float = 0.0
@@ -76,6 +117,10 @@ class Evaluation:
             normal_accuracy=_mean(right[~self._from_straggler]),
             straggler_accuracy=_mean(right[self._from_straggler]),
         )
+
+    @staticmethod
+    def together(wanted: Sequence[tuple[Evaluation, Vector]]) -> list[Known]:
+        return [Known(evaluate(weights)) for evaluate, weights in wanted]
 
 
 def _mean(values: Tensor) -> float:

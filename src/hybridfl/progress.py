@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from hybridfl.experiment import Run
+from hybridfl.plan import Run
 from hybridfl.records import Record
 
 
@@ -30,26 +30,18 @@ class RunsDisplay:
             name: self._progress.add_task(name, total=sum(run.name == name for run in runs), news="", start=False)
             for name in dict.fromkeys(run.name for run in runs)
         }
-        self._finished = dict.fromkeys(self._lines, 0)
         self._all = self._progress.add_task("[bold]all runs", total=len(runs), news="")
+        self._parts: dict[str, dict[int, float]] = {name: {} for name in self._lines}
 
     def show(self, run: Run, record: Record) -> None:
         """The newest record of a run that is under way."""
         by_version = record.version / run.rounds if run.rounds else 0.0
         by_time = record.seconds / run.seconds if run.seconds else 0.0
+        self._parts[run.name][run.seed] = min(1.0, max(by_version, by_time))
         news = f"seed {run.seed}  {record.test_accuracy:6.1%}  {record.seconds:,.0f} virtual s"
         self._progress.start_task(self._lines[run.name])
-        self._progress.update(self._lines[run.name], news=news)
-        self._advance(run.name, part=min(1.0, max(by_version, by_time)))
-
-    def finish(self, run: Run) -> None:
-        """A run has ended; its last record may lie before the end of its budget."""
-        self._finished[run.name] += 1
-        self._advance(run.name, part=0.0)
-
-    def _advance(self, name: str, part: float) -> None:
-        self._progress.update(self._lines[name], completed=self._finished[name] + part)
-        self._progress.update(self._all, completed=sum(self._finished.values()) + part)
+        self._progress.update(self._lines[run.name], news=news, completed=sum(self._parts[run.name].values()))
+        self._progress.update(self._all, completed=sum(sum(parts.values()) for parts in self._parts.values()))
 
     def __enter__(self) -> Self:
         self._progress.start()

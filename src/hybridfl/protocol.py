@@ -70,12 +70,15 @@ class Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """A device's answer to a job: the weights after `num_steps` local steps, and the mean loss of its last epoch."""
+    """A device's answer to a job: the weights after `num_steps` local steps, and the mean loss of its last epoch.
+
+    From a GPU both may still be on their way; `float(update.train_loss)` waits for it.
+    """
 
     job: Job
     weights: Vector
     num_steps: int
-    train_loss: float
+    train_loss: float | Tensor
 
     @property
     def delta(self) -> Vector:

@@ -9,6 +9,7 @@ vector expression and any engine, on any hardware, can compute the same order fo
 
 from __future__ import annotations
 
+import functools
 import hashlib
 
 import numpy as np
@@ -19,16 +20,21 @@ _MASK64 = (1 << 64) - 1
 
 def key(seed: int, purpose: str, *ids: int) -> int:
     """A 64-bit key for one purpose: a chain of SplitMix64 over the seed, the purpose's name and the ids."""
-    state = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+    state = _of_purpose(purpose)
     for number in (seed, *ids):
         state = _splitmix64((state ^ (number & _MASK64)) & _MASK64)
     return state
 
 
-def keys(seed: int, purpose: str, *ids: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """`key(seed, purpose, a, b, …)` for every (a, b, …) of some columns of ids."""
-    state: NDArray[np.uint64] = np.full(len(ids[0]), key(seed, purpose), dtype=np.uint64)
-    for column in ids:
+@functools.cache
+def _of_purpose(purpose: str) -> int:
+    return int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")
+
+
+def keys(seeds: int | NDArray[np.int64], purpose: str, *ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """`key(seed, purpose, a, b, …)` for every (a, b, …) of some columns of ids, with one seed for all or one each."""
+    state: NDArray[np.uint64] = np.full(len(ids[0]), _of_purpose(purpose), dtype=np.uint64)
+    for column in (seeds, *ids):
         state = _splitmix64_all(state ^ np.asarray(column, dtype=np.int64).astype(np.uint64))
     return state
 

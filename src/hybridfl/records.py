@@ -40,7 +40,7 @@ class Record:
     """Updates that arrived and were thrown away, since the start."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Arrival:
     """One update: when its job was sent, when it arrived, and what became of it."""
 

@@ -12,7 +12,6 @@ _compiled = numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=Tru
 
 @_compiled
 def train(
-    mine,
     weights,
     inputs,
     scale,
@@ -29,7 +28,7 @@ def train(
     num_classes,
     losses,
 ):
-    """Train the jobs `mine` in place: `weights[j]` is W [classes, features] row by row, then b [classes].
+    """Train all jobs in place: `weights[j]` is W [classes, features] row by row, then b [classes].
 
     Inside, a row of W is followed by its bias and by zeros up to a multiple of 16 (`width`), a sample by a 1 and zeros,
     and there is an even number of rows: W·x + b is one product, and every inner loop is whole SIMD registers. The two
@@ -47,7 +46,7 @@ def train(
     scores = np.zeros(rows * widest, dtype=np.float32)
     powers = np.zeros_like(scores)
     tops, totals, own = np.zeros((3, widest), dtype=np.float32)
-    for j in mine:
+    for j in range(len(weights)):
         _pack(weights[j], w, num_classes, features, width)
         received[:] = w
         rate, pull = np.float32(rates[j]), np.float32(pulls[j])

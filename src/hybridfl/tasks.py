@@ -21,9 +21,9 @@ from hybridfl.data.shakespeare import ALPHABET, WINDOW, draw_roles, draw_sequenc
 from hybridfl.data.store import locate
 from hybridfl.data.synthetic import NUM_CLASSES, NUM_FEATURES, synthetic, synthetic_iid
 from hybridfl.errors import InputError, require_positive
-from hybridfl.experiment import Task
 from hybridfl.models import CharacterLSTM, LogisticRegression, SentimentLSTM
 from hybridfl.randomness import key
+from hybridfl.task import Task
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

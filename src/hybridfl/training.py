@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, wait
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
-from hybridfl.protocol import Job, Update, Vector, Work
+from hybridfl.protocol import Job, Trainer, Update, Vector, Work
 from hybridfl.threads import pool
 from hybridfl.vectors import unflatten
 
@@ -27,6 +28,14 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """−log softmax(outputs)[target], one number a sample."""
     return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class JointTrainer(Trainer, Protocol):
+    """A trainer that can train its jobs together with those of others of its kind: each gets the answers it has alone."""
+
+    @staticmethod
+    def together(wanted: Sequence[tuple[Any, Sequence[Job]]]) -> list[list[Update]]:
+        """The updates of each pair of a trainer of this kind and its jobs."""
 
 
 ALONE_FROM = 200_000
@@ -57,35 +66,27 @@ class LocalSGD:
         self._loss = loss
         self._l2 = l2
         self._seed = seed
-        self._recurrent = any(isinstance(layer, nn.RNNBase) for layer in model.modules())
+        self._recurrent = is_recurrent(model)
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
         self._gradients = vmap(grad_and_value(self._batch_loss))
         self._own = threading.local()
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
-        alone = [self._is_large(job) for job in jobs]
-        large = self._train_on_threads([job for job, is_large in zip(jobs, alone, strict=True) if is_large])
-        small = self._train_together([job for job, is_large in zip(jobs, alone, strict=True) if not is_large])
-        updates = {True: iter(large), False: iter(small)}
-        return [next(updates[is_large]) for is_large in alone]
+        return self.together([(self, jobs)])[0]
+
+    @staticmethod
+    def together(wanted: Sequence[tuple[LocalSGD, Sequence[Job]]]) -> list[list[Update]]:
+        """Large jobs of all trainers share the threads; small ones go with their own trainer's only, for their rounding."""
+        large = iter(_train_on_threads([(own, job) for own, jobs in wanted for job in jobs if own._is_large(job)]))
+        answers = []
+        for own, jobs in wanted:
+            small = iter(own._train_together([job for job in jobs if not own._is_large(job)]))
+            answers.append([next(large if own._is_large(job) else small) for job in jobs])
+        return answers
 
     def _is_large(self, job: Job) -> bool:
         batch_size = min(job.work.batch_size, int(self._samples.num_samples[job.device]))
         return self._recurrent or self._num_parameters * batch_size >= ALONE_FROM
-
-    def _train_on_threads(self, jobs: Sequence[Job]) -> list[Update]:
-        stop = threading.Event()
-        longest_first = sorted(range(len(jobs)), key=lambda j: -int(self._samples.num_samples[jobs[j].device]))
-        futures = {j: pool().submit(self._train_alone, jobs[j], stop) for j in longest_first}
-        try:
-            done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
-            for future in done:
-                future.result()
-        except BaseException:
-            # An interrupt, or an error in one job: nobody wants the others' answers, and the process could not end.
-            stop.set()
-            raise
-        return [futures[j].result() for j in range(len(jobs))]
 
     def _train_alone(self, job: Job, stop: threading.Event) -> Update:
         """By plain automatic differentiation, in a copy of the model that is this thread's own."""
@@ -156,6 +157,22 @@ class LocalSGD:
         return (loss_by_sample(self._loss, outputs, targets) * shares).sum()
 
 
+def _train_on_threads(jobs: Sequence[tuple[LocalSGD, Job]]) -> list[Update]:
+    """Each job by one thread, those with most samples first."""
+    stop = threading.Event()
+    longest_first = sorted(range(len(jobs)), key=lambda j: -int(jobs[j][0]._samples.num_samples[jobs[j][1].device]))
+    futures = {j: pool().submit(jobs[j][0]._train_alone, jobs[j][1], stop) for j in longest_first}
+    try:
+        done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
+        for future in done:
+            future.result()
+    except BaseException:
+        # An interrupt, or an error in one job: nobody wants the others' answers, and the process could not end.
+        stop.set()
+        raise
+    return [futures[j].result() for j in range(len(jobs))]
+
+
 def descend(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor], received: Sequence[Tensor], work: Work, l2: float
 ) -> None:
@@ -179,6 +196,11 @@ def shortened(gradients: Tensor, longest: Tensor) -> Tensor:
         return gradients
     norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
     return torch.where(norms > longest, gradients * (longest / norms), gradients)
+
+
+def is_recurrent(model: nn.Module) -> bool:
+    """Whether it has recurrent layers, which PyTorch fuses but cannot stack."""
+    return any(isinstance(layer, nn.RNNBase) for layer in model.modules())
 
 
 def loss_by_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:

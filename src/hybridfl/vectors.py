@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hybridfl.protocol import Vector
+from hybridfl.protocol import Update, Vector
 
 
 def flatten(model: nn.Module) -> Vector:
@@ -28,6 +30,17 @@ def shares(num_samples: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy((counts / counts.sum()).astype(np.float32))
 
 
+def beside(values: Tensor | Sequence[float], vector: Tensor) -> Tensor:
+    """A column of numbers where `vector` is. On a GPU nothing waits: what was queued before goes on."""
+    column = values if isinstance(values, Tensor) else torch.tensor(values, dtype=vector.dtype)
+    return column if column.device == vector.device else column.to(vector.device, non_blocking=True)
+
+
+def deltas(updates: Sequence[Update]) -> Tensor:
+    """[m, n]: Δ_i = w_i − w_base,i of each update."""
+    return torch.stack([update.weights for update in updates]) - torch.stack([update.job.weights for update in updates])
+
+
 def weighted_sum(coefficients: Tensor, rows: Tensor) -> Vector:
     """Σ_i a_i·row_i: one matrix-vector product. Every algorithm that averages does it here, hence with the same bits."""
-    return coefficients @ rows
+    return beside(coefficients, rows) @ rows

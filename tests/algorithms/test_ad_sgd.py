@@ -73,7 +73,7 @@ def test_the_secant_is_a_rank_one_hessian_along_the_own_step() -> None:
 
 
 def test_a_device_that_did_not_move_leaves_the_model_alone() -> None:
-    still = Delayed(torch.zeros(1, 2), vector(ETA), vector(4.0), vector(0.0), vector(0.0), torch.tensor([False]))
+    still = Delayed(torch.zeros(1, 2), vector(ETA), vector(4.0), torch.tensor([False]), torch.zeros(1, 2))
     assert_close(Secant().total(vector(1.0), still, W_NOW), torch.zeros(2))
 
 

@@ -16,8 +16,8 @@ def test_it_is_fedavg_with_a_pull_and_partial_work() -> None:
 
 def test_without_stragglers_everyone_runs_all_epochs() -> None:
     algorithm = FedProx(mu=0.2, partial=0.0, local=FullWork(epochs=7))
-    assert algorithm.local.work(1, 3, FLEET).epochs == 7
-    assert algorithm.local.work(1, 3, FLEET).proximal == 0.2
+    assert algorithm.local.works([1], 3, FLEET)[0].epochs == 7
+    assert algorithm.local.works([1], 3, FLEET)[0].proximal == 0.2
 
 
 def test_without_pull_and_stragglers_it_is_fedavg() -> None:

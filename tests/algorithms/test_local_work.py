@@ -16,12 +16,12 @@ def test_schedules_by_hand() -> None:
 
 def test_full_work_is_the_same_for_every_device() -> None:
     local = FullWork(epochs=2, batch_size=8, learning_rate=InverseTime(0.4), proximal=0.3)
-    assert {local.work(device, 3, FLEET) for device in range(4)} == {Work(2, 8, 0.1, 0.3)}
+    assert {local.works([device], 3, FLEET)[0] for device in range(4)} == {Work(2, 8, 0.1, 0.3)}
 
 
 def test_partial_work_shortens_the_slowest_share_only() -> None:
     local = PartialWork(FullWork(epochs=5), share=0.5)
-    drawn = {device: {local.work(device, version, FLEET).epochs for version in range(200)} for device in range(4)}
+    drawn = {device: {local.works([device], version, FLEET)[0].epochs for version in range(200)} for device in range(4)}
     assert drawn[0] == {5}
     assert drawn[2] == {5}
     assert drawn[1] == {1, 2, 3, 4, 5}
@@ -31,23 +31,23 @@ def test_partial_work_shortens_the_slowest_share_only() -> None:
 def test_by_default_who_is_behind_the_pace_runs_less() -> None:
     """The fastest takes 1 s, so a round 1.5 s: the others miss it. On a fleet of equals nobody does."""
     local = PartialWork(FullWork(epochs=5))
-    assert local.work(0, 0, FLEET).part == 1.0
-    assert {local.work(2, version, FLEET).epochs for version in range(200)} == {1, 2, 3, 4, 5}
+    assert local.works([0], 0, FLEET)[0].part == 1.0
+    assert {local.works([2], version, FLEET)[0].epochs for version in range(200)} == {1, 2, 3, 4, 5}
     equals = fleet_of(1, 1, seconds=[3.0, 3.0])
-    assert {local.work(1, version, equals).epochs for version in range(50)} == {5}
+    assert {local.works([1], version, equals)[0].epochs for version in range(50)} == {5}
 
 
 def test_partial_work_says_what_part_it_is() -> None:
     local = PartialWork(FullWork(epochs=5), share=0.5)
-    assert local.work(0, 0, FLEET).part == 1.0
+    assert local.works([0], 0, FLEET)[0].part == 1.0
     for version in range(20):
-        work = local.work(1, version, FLEET)
+        work = local.works([1], version, FLEET)[0]
         assert work.part == work.epochs / 5
 
 
 def test_partial_work_of_a_job_is_always_the_same() -> None:
     local = PartialWork(FullWork(epochs=5), share=1.0)
-    assert [local.work(1, v, FLEET) for v in range(9)] == [local.work(1, v, FLEET) for v in range(9)]
+    assert [local.works([1], v, FLEET)[0] for v in range(9)] == [local.works([1], v, FLEET)[0] for v in range(9)]
 
 
 @pytest.mark.parametrize(("field", "value"), [("epochs", 0), ("batch_size", 0), ("proximal", -1.0)])

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hybridfl.errors import InputError, require_positive
 from hybridfl.protocol import Update, Vector
-from hybridfl.vectors import weighted_sum
+from hybridfl.vectors import beside, weighted_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +30,8 @@ class Delayed:
     """m delayed updates side by side.
 
     Kept as Δ_i = w_i − w_base,i = −η_i·g_i and η_i rather than g_i, so that a fresh update enters a sum with exactly
-    the bits it has in FedAvg.
+    the bits it has in FedAvg. `rates`, `steps` and `fresh` are the server's own knowledge: they are not on the GPU, even
+    where weights are.
     """
 
     deltas: Tensor
@@ -39,41 +40,46 @@ class Delayed:
     """[m]: η_i, the learning rate it was trained with."""
     steps: Tensor
     """[m]: k_i, the number of local steps it took."""
-    offsets: Tensor
-    """[m]: Δ_i·w_base,i. With it, Δ_i·d_i = Δ_i·w_t − offset_i needs no old model."""
-    squares: Tensor
-    """[m]: ‖Δ_i‖²."""
     fresh: Tensor
     """[m]: whether w_base,i is the current model, that is d_i = 0 exactly."""
     bases: Tensor | None = None
-    """[m, n]: w_base,i, only for a correction that `needs_bases`."""
+    """[m, n]: w_base,i; without them `offsets` must be known."""
+    offsets: Tensor | None = None
+    """[m]: Δ_i·w_base,i. With it, Δ_i·d_i = Δ_i·w_t − offset_i needs no old model."""
+    squares: Tensor | None = None
+    """[m]: ‖Δ_i‖², where it is known already."""
 
     @classmethod
     def of(cls, updates: Sequence[Update], version: int) -> Delayed:
         """These updates, as the joint model is at `version`."""
-        deltas = torch.stack([update.delta for update in updates])
         bases = torch.stack([update.job.weights for update in updates])
+        deltas = torch.stack([update.weights for update in updates]) - bases
         return cls(
             deltas=deltas,
-            rates=deltas.new_tensor([update.job.work.learning_rate for update in updates]),
-            steps=deltas.new_tensor([update.num_steps for update in updates]),
-            offsets=(deltas * bases).sum(1),
-            squares=deltas.square().sum(1),
-            fresh=torch.tensor([update.job.version == version for update in updates], device=deltas.device),
+            rates=torch.tensor([update.job.work.learning_rate for update in updates]),
+            steps=torch.tensor([update.num_steps for update in updates]),
+            fresh=torch.tensor([update.job.version == version for update in updates]),
             bases=bases,
         )
 
     def along(self, weights: Vector) -> Tensor:
         """[m]: g_i·d_i = −(Δ_i·w_t − Δ_i·w_base,i) / η_i, how far the model has moved along each gradient since."""
-        return -self._moved(weights) / self.rates
+        return -self._moved(weights) / beside(self.rates, weights)
 
     def followed(self, weights: Vector) -> Tensor:
         """[m]: Δ_i·d_i / ‖Δ_i‖², the part of each device's own step that the model has made since."""
-        return torch.where(self.squares > 0, self._moved(weights) / self.squares, 0.0)
+        squares = self.deltas.square().sum(1) if self.squares is None else self.squares
+        return torch.where(squares > 0, self._moved(weights) / squares, 0.0)
 
     def _moved(self, weights: Vector) -> Tensor:
         """[m]: Δ_i·d_i."""
-        return torch.where(self.fresh, 0.0, self.deltas @ weights - self.offsets)
+        if self.offsets is not None:
+            moved = self.deltas @ weights - self.offsets
+        elif self.bases is not None:
+            moved = (self.deltas * (weights - self.bases)).sum(1)
+        else:
+            raise ValueError("How far the model has moved needs the old models, or their products with the deltas.")
+        return torch.where(beside(self.fresh, weights), 0.0, moved) if self.fresh.any() else moved
 
 
 class Correction(Protocol):
@@ -151,7 +157,7 @@ class MeanRankOne:
     needs_bases: ClassVar[bool] = False
 
     def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
-        scale = 1.0 + delayed.along(weights) / delayed.steps
+        scale = 1.0 + delayed.along(weights) / beside(delayed.steps, weights)
         return weighted_sum(coefficients * scale, delayed.deltas)
 
 
@@ -171,8 +177,8 @@ class Diagonal:
     def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
         if delayed.bases is None:
             raise ValueError("Diagonal needs the old models.")
-        drift = torch.where(delayed.fresh.unsqueeze(1), 0.0, weights - delayed.bases)
-        along = (-delayed.deltas / delayed.rates.unsqueeze(1)) * drift
+        drift = torch.where(beside(delayed.fresh, weights).unsqueeze(1), 0.0, weights - delayed.bases)
+        along = (-delayed.deltas / beside(delayed.rates, weights).unsqueeze(1)) * drift
         scale = 1.0 + along.clamp(-self.trust, self.trust)
         return weighted_sum(coefficients, delayed.deltas * scale)
 

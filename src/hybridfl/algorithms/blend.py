@@ -8,12 +8,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridfl.algorithms.ad_sgd import Correction, Delayed, RankOne
 from hybridfl.errors import require_share
 from hybridfl.protocol import Fleet, Update, Vector
-from hybridfl.vectors import shares, weighted_sum
+from hybridfl.vectors import beside, shares, weighted_sum
 
 
 class Weight(Protocol):
@@ -97,25 +98,32 @@ class Blend:
             return kernel, None
 
         shares_of_late = self._shares(late, fleet)
-        staleness = weights.new_tensor([version - update.job.version for update in late])
-        samples = [sum(int(fleet.num_samples[update.job.device]) for update in group) for group in (late, updates)]
-        blend = self.weight(version, staleness, samples[0] / samples[1])
-        mean_blend = float((blend * shares_of_late).sum() / shares_of_late.sum())
+        staleness = torch.tensor([float(version - update.job.version) for update in late])
+        of_late, of_all = (int(_samples(group, fleet).sum()) for group in (late, updates))
+        blend = self.weight(version, staleness, of_late / of_all)
+        coefficients = blend * shares_of_late
+        mean_blend = float(coefficients.sum() / shares_of_late.sum())
 
         delayed = Delayed.of(late, version)
-        coefficients = blend * shares_of_late
-        old_models = weighted_sum(coefficients, torch.stack([update.job.weights for update in late]))
-        stepped = old_models + self.correction.total(coefficients * rate / delayed.rates, delayed, weights)
+        assert delayed.bases is not None
+        old_models = weighted_sum(coefficients, delayed.bases)
+        of_deltas = beside(coefficients * rate / delayed.rates, weights)
+        stepped = old_models + self.correction.total(of_deltas, delayed, weights)
         return (1 - mean_blend) * kernel + stepped, None
 
     def _kernel(self, weights: Vector, fresh: Sequence[Update], fleet: Fleet) -> Vector:
         """ŵ = Σ p_i·w_i = (Σ p_i)·w_t + Σ p_i·Δ_i."""
         if not fresh:
             return weights
-        kernel = weighted_sum(self._shares(fresh, fleet), torch.stack([update.delta for update in fresh]))
-        total = 1.0 if self.normalised else float(self._shares(fresh, fleet).sum())
-        return total * weights + kernel
+        own_shares = self._shares(fresh, fleet)
+        kernel = weighted_sum(own_shares, torch.stack([update.weights for update in fresh]) - weights)
+        return (1.0 if self.normalised else float(own_shares.sum())) * weights + kernel
 
     def _shares(self, updates: Sequence[Update], fleet: Fleet) -> Tensor:
-        samples = fleet.num_samples[np.array([update.job.device for update in updates])]
+        samples = _samples(updates, fleet)
         return shares(samples) if self.normalised else shares(samples) * float(samples.sum() / fleet.num_samples.sum())
+
+
+def _samples(updates: Sequence[Update], fleet: Fleet) -> NDArray[np.int64]:
+    samples: NDArray[np.int64] = fleet.num_samples[[update.job.device for update in updates]]
+    return samples

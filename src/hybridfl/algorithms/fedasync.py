@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridfl.algorithms.local_work import FullWork, Local
+from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
 from hybridfl.errors import require_positive, require_share
 from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Vector
@@ -55,7 +55,4 @@ class FedAsync:
         return state, Outbox(self._jobs(state, idle, inbox.now), receipts=tuple(receipts))
 
     def _jobs(self, state: FedAsyncState, devices: range | list[int], now: float) -> tuple[Job, ...]:
-        return tuple(
-            Job(device, state.version, state.weights, self.local.work(device, state.version, state.fleet), now)
-            for device in devices
-        )
+        return jobs_for(devices, self.local, state.version, state.weights, state.fleet, now)

@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
-from hybridfl.algorithms.local_work import FullWork, Local
+from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.sampling import Participants, Uniform
-from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Update, Vector
-from hybridfl.vectors import shares, weighted_sum
+from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
+from hybridfl.vectors import deltas, shares, weighted_sum
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +73,7 @@ class FedAvg:
         """Who did not answer the last round is late and stays busy until then; the others may be chosen."""
         late = state.late | state.awaited
         chosen = self.participants.choose(state.fleet, state.round_number, late)
-        jobs = tuple(
-            Job(device, state.version, state.weights, self.local.work(device, state.version, state.fleet), now)
-            for device in chosen
-        )
+        jobs = jobs_for(chosen, self.local, state.version, state.weights, state.fleet, now)
         state = replace(
             state,
             round_number=state.round_number + 1,
@@ -98,6 +94,5 @@ def _merged(state: FedAvgState) -> FedAvgState:
         return state
     updates = sorted(state.arrived, key=lambda update: update.job.device)
     devices = np.array([update.job.device for update in updates])
-    deltas = torch.stack([update.delta for update in updates])
-    weights = state.weights + weighted_sum(shares(state.fleet.num_samples[devices]), deltas)
+    weights = state.weights + weighted_sum(shares(state.fleet.num_samples[devices]), deltas(updates))
     return replace(state, version=state.version + 1, weights=weights, arrived=())

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hybridfl.algorithms.local_work import FullWork, Local
+from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
 from hybridfl.errors import require_positive
 from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Vector
@@ -70,14 +70,5 @@ class FedBuff:
     def _jobs(self, state: FedBuffState, devices: list[int], now: float) -> tuple[Job, ...]:
         """A device may get a version again that it has already answered; `repeat` makes it draw other batches then."""
         repeats = Counter(device for device, version in state.buffered if version == state.version)
-        return tuple(
-            Job(
-                device,
-                state.version,
-                state.weights,
-                self.local.work(device, state.version, state.fleet),
-                now,
-                repeat=repeats[device],
-            )
-            for device in devices
-        )
+        jobs = jobs_for(devices, self.local, state.version, state.weights, state.fleet, now)
+        return tuple(replace(job, repeat=repeats[job.device]) if job.device in repeats else job for job in jobs)

@@ -11,11 +11,11 @@ import numpy as np
 
 from hybridfl.algorithms.ad_sgd import RankOne, Secant
 from hybridfl.algorithms.blend import Blend, Printed
-from hybridfl.algorithms.local_work import FullWork, Local
+from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.memory import Memory
 from hybridfl.algorithms.stragglers import Learned, Seconds, Stragglers
 from hybridfl.errors import InputError, require_positive
-from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Update, Vector
+from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
 
 
 class Merge(Protocol):
@@ -110,13 +110,15 @@ class HFL:
 
         nobody_out = len(state.idle) == len(state.fleet)
         complete = nobody_out or (state.has_kernel and not state.awaited)
-        if state.waiting and (complete or inbox.now >= self._deadline(state)):
+        deadline = state.round_started_at + self._round_seconds(state)
+        if state.waiting and (complete or inbox.now >= deadline):
             return self._open_round(self._merged(state), inbox.now, receipts)
         if nobody_out:
             return self._open_round(state, inbox.now, receipts)
-        if inbox.now >= self._deadline(state):
+        if inbox.now >= deadline:
+            deadline += inbox.now - state.round_started_at
             state = replace(state, round_started_at=inbox.now)
-        return state, Outbox(wake_at=self._wake_at(state), receipts=receipts)
+        return state, Outbox(wake_at=_wake_at(deadline), receipts=receipts)
 
     def _merged(self, state: HFLState) -> HFLState:
         updates = sorted(state.waiting, key=lambda update: update.job.device)
@@ -126,23 +128,18 @@ class HFL:
 
     def _open_round(self, state: HFLState, now: float, receipts: tuple[Receipt, ...]) -> tuple[HFLState, Outbox]:
         """Judge anew who is normal, and give every idle device the current version."""
-        normal = self.stragglers.normal(state.fleet, state.seconds, self._round_seconds(state))
-        jobs = tuple(
-            Job(device, state.version, state.weights, self.local.work(device, state.version, state.fleet), now)
-            for device in sorted(state.idle)
-        )
-        awaited = frozenset(int(device) for device in np.flatnonzero(normal))
+        seconds = self._round_seconds(state)
+        normal = self.stragglers.normal(state.fleet, state.seconds, seconds)
+        jobs = jobs_for(sorted(state.idle), self.local, state.version, state.weights, state.fleet, now)
+        awaited = frozenset(np.flatnonzero(normal).tolist())
         state = replace(state, round_started_at=now, awaited=awaited, has_kernel=bool(awaited), idle=frozenset())
-        if not awaited and self._wake_at(state) is None:
+        if not awaited and not math.isfinite(seconds):
             raise InputError("Every device is a straggler, so no round would ever close: give round_seconds.")
-        return state, Outbox(jobs, self._wake_at(state), receipts)
+        return state, Outbox(jobs, _wake_at(now + seconds), receipts)
 
     def _round_seconds(self, state: HFLState) -> float:
         return self.stragglers.round_seconds(state.seconds) if self.round_seconds is None else self.round_seconds
 
-    def _deadline(self, state: HFLState) -> float:
-        return state.round_started_at + self._round_seconds(state)
 
-    def _wake_at(self, state: HFLState) -> float | None:
-        deadline = self._deadline(state)
-        return deadline if math.isfinite(deadline) else None
+def _wake_at(deadline: float) -> float | None:
+    return deadline if math.isfinite(deadline) else None

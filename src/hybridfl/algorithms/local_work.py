@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from hybridfl.algorithms.stragglers import behind_pace, slowest
 from hybridfl.errors import require_positive, require_share
-from hybridfl.protocol import Fleet, Work
+from hybridfl.protocol import Fleet, Job, Vector, Work
 from hybridfl.randomness import generator
 
 
@@ -58,11 +59,19 @@ class ConstantRate:
 
 
 class Local(Protocol):
-    """The work for one device on one version. `learning_rate` is η_t, which the server's own step may need too."""
+    """The work for each of some devices on one version. `learning_rate` is η_t, which the server's own step may need too."""
 
     @property
     def learning_rate(self) -> Schedule: ...
-    def work(self, device: int, version: int, fleet: Fleet) -> Work: ...
+    def works(self, devices: Sequence[int], version: int, fleet: Fleet) -> list[Work]: ...
+
+
+def jobs_for(
+    devices: Sequence[int], local: Local, version: int, weights: Vector, fleet: Fleet, now: float
+) -> tuple[Job, ...]:
+    """The current version for these devices, with the work each is to do."""
+    works = local.works(devices, version, fleet)
+    return tuple(Job(device, version, weights, work, now) for device, work in zip(devices, works, strict=True))
 
 
 @dataclass(frozen=True)
@@ -86,8 +95,10 @@ class FullWork:
         if self.clip != math.inf:
             require_positive("clip", self.clip)
 
-    def work(self, device: int, version: int, fleet: Fleet) -> Work:
-        return Work(self.epochs, self.batch_size, self.learning_rate(version), self.proximal, self.clip)
+    def works(self, devices: Sequence[int], version: int, fleet: Fleet) -> list[Work]:
+        return [Work(self.epochs, self.batch_size, self.learning_rate(version), self.proximal, self.clip)] * len(
+            devices
+        )
 
 
 @dataclass(frozen=True)
@@ -110,9 +121,15 @@ class PartialWork:
     def learning_rate(self) -> Schedule:
         return self.full.learning_rate
 
-    def work(self, device: int, version: int, fleet: Fleet) -> Work:
-        work = self.full.work(device, version, fleet)
-        if not (behind_pace(fleet) if self.share is None else slowest(fleet, self.share))[device]:
-            return work
-        epochs = int(generator(fleet.seed, "partial work", device, version).integers(1, work.epochs, endpoint=True))
-        return replace(work, epochs=epochs, part=epochs / work.epochs)
+    def works(self, devices: Sequence[int], version: int, fleet: Fleet) -> list[Work]:
+        is_straggler = behind_pace(fleet) if self.share is None else slowest(fleet, self.share)
+        full = self.full.works(devices, version, fleet)
+        return [
+            _partial(work, fleet.seed, device, version) if is_straggler[device] else work
+            for device, work in zip(devices, full, strict=True)
+        ]
+
+
+def _partial(work: Work, seed: int, device: int, version: int) -> Work:
+    epochs = int(generator(seed, "partial work", device, version).integers(1, work.epochs, endpoint=True))
+    return replace(work, epochs=epochs, part=epochs / work.epochs)

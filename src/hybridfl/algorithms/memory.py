@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,18 +13,18 @@ from torch import Tensor
 
 from hybridfl.algorithms.ad_sgd import Correction, Delayed, Secant
 from hybridfl.protocol import Fleet, Update, Vector
-from hybridfl.vectors import shares
+from hybridfl.vectors import beside, shares
 
 
 @dataclass(frozen=True, eq=False)
 class Remembered:
-    """The last update of every device heard from: row r belongs to device `devices[r]`."""
+    """The last update of every device heard from: row r belongs to device `devices[r]`. See `Delayed` for the rest."""
 
     devices: NDArray[np.int64]
     versions: NDArray[np.int64]
+    rates: NDArray[np.float32]
+    steps: NDArray[np.int64]
     deltas: Tensor
-    rates: Tensor
-    steps: Tensor
     offsets: Tensor
     squares: Tensor
     bases: Tensor | None
@@ -56,32 +57,33 @@ class Memory:
         fleet: Fleet,
     ) -> tuple[Vector, Remembered]:
         """The weights after a round that `updates` reached, and what is remembered then."""
-        arrived = _remembered(updates, version, self.correction.needs_bases)
+        arrived = _remembered(updates, self.correction.needs_bases)
         remembered = arrived if remembered is None else _merge(remembered, arrived)
         delayed = Delayed(
-            remembered.deltas,
-            remembered.rates,
-            remembered.steps,
-            remembered.offsets,
-            remembered.squares,
-            torch.from_numpy(remembered.versions == version).to(weights.device),
-            remembered.bases,
+            deltas=remembered.deltas,
+            rates=torch.from_numpy(remembered.rates),
+            steps=torch.from_numpy(remembered.steps),
+            offsets=remembered.offsets,
+            squares=remembered.squares,
+            fresh=torch.from_numpy(remembered.versions == version),
+            bases=remembered.bases,
         )
-        coefficients = shares(fleet.num_samples[remembered.devices]).to(weights.device) * (rate / remembered.rates)
-        return weights + self.correction.total(coefficients, delayed, weights), remembered
+        coefficients = shares(fleet.num_samples[remembered.devices]) * (rate / torch.from_numpy(remembered.rates))
+        return weights + self.correction.total(beside(coefficients, weights), delayed, weights), remembered
 
 
-def _remembered(updates: Sequence[Update], version: int, with_bases: bool) -> Remembered:
-    delayed = Delayed.of(updates, version)
+def _remembered(updates: Sequence[Update], with_bases: bool) -> Remembered:
+    bases = torch.stack([update.job.weights for update in updates])
+    deltas = torch.stack([update.weights for update in updates]) - bases
     return Remembered(
         devices=np.array([update.job.device for update in updates]),
         versions=np.array([update.job.version for update in updates]),
-        deltas=delayed.deltas,
-        rates=delayed.rates,
-        steps=delayed.steps,
-        offsets=delayed.offsets,
-        squares=delayed.squares,
-        bases=delayed.bases if with_bases else None,
+        rates=np.array([update.job.work.learning_rate for update in updates], dtype=np.float32),
+        steps=np.array([update.num_steps for update in updates]),
+        deltas=deltas,
+        offsets=(deltas * bases).sum(1),
+        squares=deltas.square().sum(1),
+        bases=bases if with_bases else None,
     )
 
 
@@ -89,20 +91,24 @@ def _merge(old: Remembered, new: Remembered) -> Remembered:
     """`new` rows replace their devices' old ones; devices heard from for the first time come at the end."""
     position = {int(device): row for row, device in enumerate(old.devices)}
     rows = np.array([position.get(int(device), -1) for device in new.devices])
-    known, first = rows >= 0, rows < 0
+    known, first = np.flatnonzero(rows >= 0), np.flatnonzero(rows < 0)
+    to, of_known, of_first = (beside(torch.from_numpy(places), old.deltas) for places in (rows[known], known, first))
 
     def merged(before: Tensor, after: Tensor) -> Tensor:
-        replaced = before.index_copy(0, torch.from_numpy(rows[known]).to(before.device), after[torch.from_numpy(known)])
-        return torch.cat([replaced, after[torch.from_numpy(first)]]) if first.any() else replaced
+        replaced = before.index_copy(0, to, after.index_select(0, of_known) if len(first) else after)
+        return torch.cat([replaced, after.index_select(0, of_first)]) if len(first) else replaced
 
-    versions = old.versions.copy()
-    versions[rows[known]] = new.versions[known]
+    def joined(before: NDArray[Any], after: NDArray[Any]) -> NDArray[Any]:
+        both = np.concatenate([before, after[first]])
+        both[rows[known]] = after[known]
+        return both
+
     return Remembered(
-        devices=np.concatenate([old.devices, new.devices[first]]),
-        versions=np.concatenate([versions, new.versions[first]]),
+        devices=joined(old.devices, new.devices),
+        versions=joined(old.versions, new.versions),
+        rates=joined(old.rates, new.rates),
+        steps=joined(old.steps, new.steps),
         deltas=merged(old.deltas, new.deltas),
-        rates=merged(old.rates, new.rates),
-        steps=merged(old.steps, new.steps),
         offsets=merged(old.offsets, new.offsets),
         squares=merged(old.squares, new.squares),
         bases=merged(old.bases, new.bases) if old.bases is not None and new.bases is not None else None,

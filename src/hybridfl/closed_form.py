@@ -1,0 +1,27 @@
+"""What the closed forms of softmax regression require; checked here, because compiled code does not check its indices."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hybridfl.data.federated import Samples
+from hybridfl.errors import InputError
+from hybridfl.protocol import Vector
+
+
+def checked_classes(samples: Samples, num_classes: int) -> Tensor:
+    """The targets as whole numbers, each of them a class."""
+    if samples.targets.is_floating_point():
+        raise InputError("The targets are not whole numbers: logistic regression wants classes, counted from 0.")
+    targets = samples.targets.long().contiguous()
+    for label in (int(targets.min()), int(targets.max())):
+        if not 0 <= label < num_classes:
+            raise InputError(f"Target {label} is no class: the model has {num_classes}, counted from 0.")
+    return targets
+
+
+def check_width(weights: Vector, num_features: int, num_classes: int) -> None:
+    """The model takes as many features as the samples have."""
+    features = weights.numel() // num_classes - 1
+    if features != num_features:
+        raise InputError(f"The model takes {features} features, but the samples have {num_features}: make them agree.")

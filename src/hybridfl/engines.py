@@ -1,0 +1,93 @@
+"""Which code trains and scores a task: chosen by its model's type, and by where it runs."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hybridfl.errors import InputError
+from hybridfl.evaluation import Evaluation, Evaluator, ModuleForward
+from hybridfl.models import LogisticRegression
+from hybridfl.task import Task
+from hybridfl.training import JointTrainer, LocalSGD, cross_entropy, loss_by_sample
+
+CPU = torch.device("cpu")
+
+
+def device_named(name: str) -> torch.device:
+    """`auto` is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda") if torch.cuda.is_available() else CPU
+    if name not in ("cpu", "cuda"):
+        raise InputError(f"Unknown device '{name}': give auto, cpu or cuda.")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("device='cuda', but PyTorch sees no GPU here: use --device cpu, or install PyTorch with CUDA.")
+    return torch.device(name)
+
+
+def trainer_for(task: Task, seed: int, device: torch.device = CPU) -> JointTrainer:
+    """The fastest trainer that is right for the task's model."""
+    classes = closed_form_classes(task, device)
+    if device.type == "cuda":
+        if classes is None:
+            from hybridfl.cuda_training import GraphSGD
+
+            return GraphSGD(task.train, task.model, task.loss, task.l2, seed)
+        from hybridfl.softmax_cuda import CudaSoftmaxSGD
+
+        return CudaSoftmaxSGD(task.train, classes, task.l2, seed)
+    if classes is None:
+        return LocalSGD(task.train, task.model, task.loss, task.l2, seed)
+    from hybridfl.softmax import SoftmaxSGD
+
+    return SoftmaxSGD(task.train, classes, task.l2, seed)
+
+
+def evaluator_for(task: Task, stragglers: NDArray[np.bool_], seed: int, device: torch.device = CPU) -> Evaluator:
+    """The fastest way to score a task's weights. The seed draws the samples, where not all are scored."""
+    train, test = (
+        samples if task.scored is None else samples.drawn(task.scored, seed) for samples in (task.train, task.test)
+    )
+    classes = closed_form_classes(task, device)
+    if device.type == "cuda":
+        if classes is None:
+            from hybridfl.cuda_evaluation import CudaEvaluation
+
+            return CudaEvaluation(task.model, task.loss, train, test, stragglers, task.l2)
+        from hybridfl.softmax_cuda import CudaSoftmaxEvaluation
+
+        return CudaSoftmaxEvaluation(classes, train, test, stragglers, task.l2)
+    if classes is None:
+        return Evaluation(ModuleForward(task.model, task.loss), train, test, stragglers, task.l2)
+    from hybridfl.softmax import SoftmaxForward
+
+    return Evaluation(SoftmaxForward(classes), train, test, stragglers, task.l2)
+
+
+def closed_form_classes(task: Task, device: torch.device = CPU) -> int | None:
+    """The number of classes where the task is softmax regression and there is a compiler for its closed form."""
+    compiler = "triton" if device.type == "cuda" else "numba"
+    if type(task.model) is LogisticRegression and task.loss is cross_entropy and find_spec(compiler) is not None:
+        return task.model.linear.out_features
+    return None
+
+
+def check_fit(task: Task) -> None:
+    """Try the model and the loss on two samples. (The closed form checks all of them itself.)"""
+    if closed_form_classes(task) is not None:
+        return
+    inputs, targets = task.train.take(torch.from_numpy(task.train.index[:2]))
+    try:
+        with torch.no_grad():
+            loss_by_sample(task.loss, task.model(inputs), targets)
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if isinstance(error, InputError):
+            raise
+        reason = str(error).splitlines()[0]
+        raise InputError(
+            f"The model or the loss does not fit the samples, inputs {inputs.dtype} {list(inputs.shape)} and targets "
+            f"{targets.dtype} {list(targets.shape)}: {reason}"
+        ) from error

@@ -1,0 +1,42 @@
+"""How much memory is free, here or on a GPU."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+_UNLIMITED = 1 << 60
+
+
+def free_bytes(device: torch.device) -> int:
+    """What can still be used before somebody is killed for it: the machine's, and the container's where there is one."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min(_of_machine(), _of_container())
+
+
+def _of_machine() -> int:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        pass
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (ValueError, OSError, AttributeError):
+        return 4 << 30
+
+
+def _of_container(folder: Path = Path("/sys/fs/cgroup")) -> int:
+    """Control groups, version 2: the limit less what is used, without what is only cached files."""
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        if limit == "max":
+            return _UNLIMITED
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        used = int((folder / "memory.current").read_text()) - int(statistics.get("inactive_file", 0))
+        return max(0, int(limit) - used)
+    except (OSError, ValueError):
+        return _UNLIMITED

@@ -1,0 +1,325 @@
+# mypy: allow-untyped-calls
+"""Training and scoring `LogisticRegression` on a GPU: all jobs of all runs in one kernel, no step returns to Python."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hybridfl import softmax_triton as kernels
+from hybridfl.closed_form import check_width, checked_classes
+from hybridfl.cuda_evaluation import Counts, OnItsWay
+from hybridfl.data.federated import Samples
+from hybridfl.evaluation import Scores
+from hybridfl.free_memory import free_bytes
+from hybridfl.protocol import Job, Update, Vector
+from hybridfl.randomness import keys
+from hybridfl.resident import CUDA, resident, uploaded
+
+_BLOCK = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class _Data:
+    """Samples on the GPU, and what the kernels must know of them."""
+
+    inputs: Tensor
+    targets: Tensor
+    index: Tensor
+    offsets: NDArray[np.int64]
+    sizes: list[int]
+    scale: float
+    classes: int
+
+    @classmethod
+    def of(cls, samples: Samples, num_classes: int) -> _Data:
+        checked_classes(samples, num_classes)
+        inputs = resident(samples.inputs).flatten(1)
+        return cls(
+            inputs=inputs if inputs.dtype == torch.uint8 else inputs.float(),
+            targets=resident(samples.targets, torch.int32),
+            index=resident(samples.index, torch.int32),
+            offsets=samples.offsets,
+            sizes=samples.num_samples.tolist(),
+            scale=1.0 if samples.scale is None else samples.scale,
+            classes=num_classes,
+        )
+
+    @functools.cached_property
+    def kind(self) -> tuple[torch.dtype, int, int]:
+        """What is compiled into a kernel: data of one kind can share a launch."""
+        return self.inputs.dtype, self.inputs.shape[1], self.classes
+
+    @functools.cached_property
+    def constants(self) -> dict[str, int | bool]:
+        features = self.inputs.shape[1]
+        width = min(128, max(16, triton.next_power_of_2(features)))
+        return {
+            "FEATURES": features,
+            "CLASSES": self.classes,
+            "CHUNKS": -(-features // width),
+            "WIDTH": width,
+            "COLUMNS": max(16, triton.next_power_of_2(self.classes)),
+            "UNIT": 16 // self.inputs.element_size(),
+            "BYTES": self.inputs.dtype == torch.uint8,
+        }
+
+
+class CudaSoftmaxSGD:
+    """What `SoftmaxSGD` computes, to float32 rounding, on a GPU.
+
+    A job's bits do not depend on which others it is trained with. Nothing waits for the GPU: updates are handed out
+    before they are computed.
+    """
+
+    def __init__(self, samples: Samples, num_classes: int, l2: float = 0.0, seed: int = 0) -> None:
+        self._data = _Data.of(samples, num_classes)
+        self._l2 = l2
+        self._seed = seed
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Update]:
+        return self.together([(self, jobs)])[0]
+
+    @staticmethod
+    def together(wanted: Sequence[tuple[CudaSoftmaxSGD, Sequence[Job]]]) -> list[list[Update]]:
+        pairs = [(trainer, job) for trainer, jobs in wanted for job in jobs]
+        updates: list[Update | None] = [None] * len(pairs)
+        for kind in dict.fromkeys(trainer._data.kind for trainer, _ in wanted):
+            places = [place for place, (trainer, _) in enumerate(pairs) if trainer._data.kind == kind]
+            for few in _launches(places, pairs):
+                for place, update in zip(few, _train([pairs[place] for place in few]), strict=True):
+                    updates[place] = update
+        answers = iter(updates)
+        return [[next(answers) for _ in jobs] for _, jobs in wanted]  # type: ignore[misc]
+
+
+def _launches(places: list[int], pairs: Sequence[tuple[CudaSoftmaxSGD, Job]]) -> Iterator[list[int]]:
+    """Places whose jobs fit into memory together, those with most samples to visit first."""
+    sizes = np.array([_visits(*pairs[place]) for place in places])
+    longest_first = np.argsort(-sizes, kind="stable")
+    constants = pairs[places[0]][0]._data.constants
+    bytes_a_job = 16 * constants["CHUNKS"] * constants["WIDTH"] * constants["COLUMNS"]
+    room = np.cumsum(bytes_a_job + 40 * sizes[longest_first]) // _room()
+    for launch in range(int(room[-1]) + 1):
+        few = [places[i] for i in longest_first[room == launch]]
+        if few:
+            yield few
+
+
+def _visits(trainer: CudaSoftmaxSGD, job: Job) -> int:
+    return trainer._data.sizes[job.device] * job.work.epochs
+
+
+@functools.cache
+def _room() -> int:
+    """How much memory one launch may take."""
+    return free_bytes(CUDA) // 4
+
+
+def _train(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]]) -> list[Update]:
+    """One launch. What lies at an address of its own is passed as the distance from the first of its kind."""
+    first = pairs[0][0]._data
+    trainers = {id(trainer): trainer for trainer, _ in pairs}
+    numbers_of = {key: number for number, key in enumerate(trainers)}
+    seeds = np.array([trainer._seed for trainer in trainers.values()])
+    places = np.array(
+        [
+            (
+                _distance(trainer._data.inputs, first.inputs, 16),
+                _distance(trainer._data.targets, first.targets, 4),
+                _distance(trainer._data.index, first.index, 4),
+            )
+            for trainer in trainers.values()
+        ]
+    )
+    received = pairs[0][1].weights
+    size = received.numel()
+    check_width(received, first.inputs.shape[1], first.classes)
+
+    jobs = [job for _, job in pairs]
+    devices = np.array([job.device for job in jobs])
+    owner = np.array([numbers_of[id(trainer)] for trainer, _ in pairs])
+    offsets = np.empty(len(pairs), dtype=np.int64)
+    ends = np.empty(len(pairs), dtype=np.int64)
+    for number, trainer in enumerate(trainers.values()):
+        mine = owner == number
+        offsets[mine] = trainer._data.offsets[devices[mine]]
+        ends[mine] = trainer._data.offsets[devices[mine] + 1]
+    table = np.zeros((len(pairs), 12), dtype=np.int64)
+    table[:, 0] = [job.weights.data_ptr() for job in jobs]
+    table[:, 0] = (table[:, 0] - received.data_ptr()) // 4
+    table[:, [1, 2, 7]] = places[owner]
+    table[:, 4] = ends - offsets
+    table[:, 5] = [job.work.epochs for job in jobs]
+    table[:, 6] = np.minimum([job.work.batch_size for job in jobs], table[:, 4])
+    table[:, 7] += offsets
+    table[:, 8] = seeds[owner]
+    table[:, 9] = devices
+    table[:, 10] = [job.version for job in jobs]
+    table[:, 11] = [job.repeat for job in jobs]
+    counts, epochs, batches = table[:, 4], table[:, 5], table[:, 6]
+    table[:, 3] = np.cumsum(counts * epochs) - counts * epochs
+    order = _shuffled_rows(table, first.index)
+    columns = uploaded(np.ascontiguousarray(table[:, :8]))
+    numbers = uploaded(_numbers(pairs))
+
+    pulls = any(job.work.proximal > 0 for _, job in pairs)
+    clips = any(math.isfinite(job.work.clip) for _, job in pairs)
+    constants = first.constants
+    rows_a_tile = min(64, max(16, triton.next_power_of_2(int(batches.max()))))
+    tiles = -(-int(batches.max()) // rows_a_tile)
+    cells = constants["CHUNKS"] * constants["WIDTH"] * constants["COLUMNS"]
+    trained = torch.empty(len(pairs), size, device=CUDA)
+    losses = torch.empty(len(pairs), device=CUDA)
+    kernels.train[(len(pairs),)](
+        columns,
+        numbers,
+        received,
+        first.inputs,
+        first.targets,
+        order,
+        torch.empty(len(pairs), (2 if clips else 1) * cells, device=CUDA),
+        torch.empty(len(pairs) * tiles * rows_a_tile * constants["COLUMNS"] if tiles > 1 else 1, device=CUDA),
+        trained,
+        losses,
+        ROWS=rows_a_tile,
+        TILES=tiles,
+        PULLS=pulls,
+        CLIPS=clips,
+        num_warps=4,
+        **constants,
+    )
+    steps = (-(-counts // batches) * epochs).tolist()
+    return [
+        Update(job, weights, number, loss)
+        for (_, job), weights, number, loss in zip(pairs, trained.unbind(0), steps, losses.unbind(0), strict=True)
+    ]
+
+
+def _shuffled_rows(table: NDArray[np.int64], index: Tensor) -> Tensor:
+    """Which rows every job visits, epoch after epoch: as `Batches.order`, computed on the GPU."""
+    counts, epochs = table[:, 4], table[:, 5]
+    job = np.repeat(np.arange(len(table)), epochs)
+    epoch = np.arange(len(job)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+    segments = np.empty((len(job), 4), dtype=np.int64)
+    segments[:, 0] = table[job, 3] + epoch * counts[job]
+    segments[:, 1] = counts[job]
+    seeds, devices, versions, repeats = (table[job, column] for column in (8, 9, 10, 11))
+    segments[:, 2] = keys(seeds, "batches", devices, versions, repeats, epoch).view(np.int64)
+    segments[:, 3] = table[job, 7]
+    uploaded_segments = uploaded(segments)
+    total = int((counts * epochs).sum())
+    tagged = torch.empty(total, dtype=torch.int64, device=CUDA)
+    order = torch.empty(total, dtype=torch.int32, device=CUDA)
+    kernels.tag[(len(segments),)](uploaded_segments, tagged, BLOCK=_BLOCK)
+    places = torch.sort(tagged, stable=True).indices
+    kernels.look_up[(len(segments),)](uploaded_segments, places, index, order, BLOCK=_BLOCK)
+    return order
+
+
+def _numbers(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]]) -> NDArray[np.float32]:
+    """[jobs, 8]: η, 1 − η(2ε + μ), ημ, η·clip, scale, and three that are not used."""
+    works = [job.work for _, job in pairs]
+    rates = np.array([work.learning_rate for work in works])
+    pulls = np.array([work.proximal for work in works])
+    l2 = np.array([trainer._l2 for trainer, _ in pairs])
+    numbers = np.zeros((len(pairs), 8), dtype=np.float32)
+    numbers[:, 0] = rates
+    numbers[:, 1] = 1.0 - rates * (2.0 * l2 + pulls)
+    numbers[:, 2] = rates * pulls
+    numbers[:, 3] = rates * np.array([work.clip for work in works])
+    numbers[:, 4] = [trainer._data.scale for trainer, _ in pairs]
+    return numbers
+
+
+def _distance(tensor: Tensor, origin: Tensor, unit: int) -> int:
+    return (tensor.data_ptr() - origin.data_ptr()) // unit
+
+
+class CudaSoftmaxEvaluation:
+    """What `Evaluation` computes for `LogisticRegression` with cross-entropy, on a GPU, for many runs at once."""
+
+    def __init__(
+        self, num_classes: int, train: Samples, test: Samples, stragglers: NDArray[np.bool_], l2: float = 0.0
+    ) -> None:
+        self._train = _Data.of(train, num_classes)
+        self._test = _Data.of(test, num_classes)
+        from_straggler = stragglers[test.device_of]
+        self._late = uploaded(from_straggler.astype(np.uint8))
+        self._counts = Counts(len(train.index), int((~from_straggler).sum()), int(from_straggler.sum()), l2)
+        # Nobody asks which training samples are a straggler's: their flags are never told apart.
+        self._nobody_late = torch.zeros(max(1, len(train.index)), dtype=torch.uint8, device=CUDA)
+        parts = ((self._train, self._nobody_late), (self._test, self._late))
+        self._rows = np.array(
+            [
+                (*(each.data_ptr() for each in (data.inputs, data.targets, data.index, flags)), data.offsets[-1])
+                for data, flags in parts
+            ]
+        )
+        self._scales = np.array([data.scale for data, _ in parts], dtype=np.float32)
+
+    def __call__(self, weights: Vector) -> Scores:
+        return self.together([(self, weights)])[0].scores()
+
+    @staticmethod
+    def together(wanted: Sequence[tuple[CudaSoftmaxEvaluation, Vector]]) -> list[OnItsWay]:
+        scorings: list[OnItsWay | None] = [None] * len(wanted)
+        for kind in dict.fromkeys(evaluation._train.kind for evaluation, _ in wanted):
+            places = [place for place, (evaluation, _) in enumerate(wanted) if evaluation._train.kind == kind]
+            totals = _totals([wanted[place] for place in places])
+            for place, scoring in zip(
+                places, OnItsWay.of(totals, [wanted[place][0]._counts for place in places]), strict=True
+            ):
+                scorings[place] = scoring
+        return scorings  # type: ignore[return-value]
+
+
+def _totals(wanted: Sequence[tuple[CudaSoftmaxEvaluation, Vector]]) -> Tensor:
+    """[wanted, 5]: the sums `Counts.scores` takes. Training and test samples are two entries of one launch."""
+    evaluation, origin = wanted[0]
+    first, late = evaluation._train, evaluation._late
+    check_width(origin, first.inputs.shape[1], first.classes)
+    rows = np.concatenate([own._rows for own, _ in wanted])
+    table = np.zeros((len(rows), 8), dtype=np.int64)
+    table[:, 0] = np.repeat([weights.data_ptr() for _, weights in wanted], 2)
+    table[:, 1:6] = rows[:, :5]
+    table[:, :5] -= (
+        origin.data_ptr(),
+        first.inputs.data_ptr(),
+        first.targets.data_ptr(),
+        first.index.data_ptr(),
+        late.data_ptr(),
+    )
+    table[:, :5] //= (4, 16, 4, 4, 1)
+    columns = uploaded(table)
+    rows_a_tile = 64
+    tiles = max(1, -(-int(table[:, 5].max()) // rows_a_tile))
+    sums = torch.empty(len(rows), tiles, 3, dtype=torch.float64, device=CUDA)
+    totals = torch.empty(len(rows), 4, dtype=torch.float64, device=CUDA)
+    kernels.score[(tiles, len(rows))](
+        columns,
+        uploaded(np.concatenate([own._scales for own, _ in wanted])),
+        origin,
+        first.inputs,
+        first.targets,
+        first.index,
+        late,
+        sums,
+        tiles,
+        ROWS=rows_a_tile,
+        num_warps=4,
+        **first.constants,
+    )
+    kernels.add_up[(len(rows),)](
+        columns, origin, sums, totals, tiles, ROWS=rows_a_tile, SIZE=origin.numel(), BLOCK=_BLOCK
+    )
+    train, test = totals[0::2], totals[1::2]
+    return torch.cat([train[:, :1], test], dim=1)

@@ -1,0 +1,96 @@
+"""What is learned: samples by device, a model and a loss."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from hybridfl.data.federated import Samples
+from hybridfl.training import Loss, cross_entropy
+from hybridfl.vectors import flatten
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned: samples by device, a model whose parameters are w_0, a loss a sample, and ε of the L2 term ε‖w‖²."""
+
+    name: str
+    train: Samples
+    test: Samples
+    model: nn.Module
+    loss: Loss = cross_entropy
+    l2: float = 0.0
+    scored: int | None = None
+    """Scores are taken on at most so many training samples and so many test samples, drawn by the run's seed; None: on all."""
+    notes: tuple[str, ...] = ()
+    """What a reader of results should know of the data."""
+
+    @classmethod
+    def from_devices(
+        cls,
+        devices: Samples | Sequence[tuple[Tensor, Tensor]],
+        model: nn.Module,
+        name: str = "custom",
+        loss: Loss = cross_entropy,
+        l2: float = 0.0,
+        test_share: float = 0.1,
+        seed: int = 0,
+    ) -> Task:
+        """One (inputs, targets) pair a device, or samples by device; `test_share` of each device's is held out for testing."""
+        samples = devices if isinstance(devices, Samples) else Samples.from_devices(devices)
+        train, test = samples.split(test_share, seed)
+        return cls(name, train, test, model, loss, l2)
+
+    def pooled(self) -> Task:
+        """The same task with all training samples on one device."""
+        return replace(self, train=self.train.pooled())
+
+    def describe(self) -> dict[str, Any]:
+        """What `run.json` says of a task; the checksum tells apart tasks that only differ in their numbers."""
+        return {
+            "name": self.name,
+            "devices": len(self.test),
+            "train_samples": len(self.train.index),
+            "test_samples": len(self.test.index),
+            "model": " ".join(repr(self.model).split()),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "loss": _name_of(self.loss),
+            "l2": self.l2,
+            "scored": self.scored,
+            "notes": list(self.notes),
+            "checksum": self.checksum,
+        }
+
+    @functools.cached_property
+    def checksum(self) -> str:
+        """Tells apart tasks whose data, first weights or split differ in anything."""
+        digest = hashlib.blake2b(digest_size=8)
+        held = [(samples.inputs, samples.targets) for samples in (self.train, self.test)]
+        shared = held[0][0] is held[1][0] and held[0][1] is held[1][1]
+        for tensor in (*held[0], *(() if shared else held[1]), flatten(self.model), *self.model.buffers()):
+            digest.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
+            digest.update(_held_once(tensor).numpy().data)
+        for array in (self.train.index, self.train.offsets, self.test.index, self.test.offsets):
+            digest.update(np.ascontiguousarray(array).data)
+        digest.update(f"{self.train.scale} {self.test.scale}".encode())
+        return digest.hexdigest()
+
+
+def _held_once(tensor: Tensor) -> Tensor:
+    """The numbers behind a tensor. Overlapping windows are a view of far fewer numbers than they have entries."""
+    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.contiguous() if tensor.numel() <= stored else tensor.as_strided((stored,), (1,), 0)
+
+
+def _name_of(loss: Loss) -> str:
+    """A name without a memory address, so that the same run has the same configuration tomorrow."""
+    if isinstance(loss, functools.partial):
+        given = [*map(repr, loss.args), *(f"{name}={value!r}" for name, value in loss.keywords.items())]
+        return f"{_name_of(loss.func)}({', '.join(given)})"
+    return str(getattr(loss, "__name__", type(loss).__name__))

@@ -1,0 +1,148 @@
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hybridfl import lockstep
+from hybridfl.algorithms.fedasync import FedAsync
+from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.fedbuff import FedBuff
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.local_work import ConstantRate, FullWork
+from hybridfl.algorithms.sampling import Uniform
+from hybridfl.algorithms.ssgd import SSGD
+from hybridfl.data.synthetic import synthetic
+from hybridfl.engines import CPU
+from hybridfl.experiment import execute
+from hybridfl.lockstep import execute_all
+from hybridfl.plan import Run
+from hybridfl.protocol import Job, Update
+from hybridfl.softmax import SoftmaxSGD
+from hybridfl.tally import Snapshot
+from hybridfl.task import Task
+from hybridfl.tasks import Synthetic
+from hybridfl.timing import PaperDelays
+
+LOCAL = FullWork(epochs=2, batch_size=16)
+ALGORITHMS: list[Any] = [
+    HFL(local=LOCAL),
+    HFL.as_printed(local=LOCAL),
+    FedAvg(Uniform(4), LOCAL),
+    FedAsync(local=LOCAL),
+    FedBuff(local=LOCAL),
+    SSGD(LOCAL),
+]
+
+
+def plans(tasks: Sequence[Task], **budget: Any) -> list[Run]:
+    return [
+        Run(task, algorithm, PaperDelays(8, 0.5, 4, seed), seed=seed, **budget)
+        for seed, task in enumerate(tasks)
+        for algorithm in ALGORITHMS
+    ]
+
+
+def softmax_tasks() -> list[Task]:
+    return [Synthetic(1, 1).build(8, seed) for seed in range(2)]
+
+
+def small_network() -> Task:
+    """Trained by `vmap`, whose rounding depends on which jobs share a step."""
+    torch.manual_seed(0)
+    return Task.from_devices(synthetic(1, 1, 8, 0), nn.Sequential(nn.Linear(60, 5), nn.Tanh(), nn.Linear(5, 10)))
+
+
+def large_network() -> Task:
+    """Trained one job a thread."""
+    torch.manual_seed(0)
+    return Task.from_devices(synthetic(1, 1, 8, 0), nn.Sequential(nn.Linear(60, 200), nn.Tanh(), nn.Linear(200, 10)))
+
+
+def without_the_clock(snapshot: Snapshot) -> str:
+    return repr((dataclasses.replace(snapshot.record, wall_seconds=0.0), snapshot.arrivals))
+
+
+def together(runs: Sequence[Run]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {id(run): [] for run in runs}
+    for run, snapshot in execute_all(runs, CPU):
+        found[id(run)].append(without_the_clock(snapshot))
+    return found
+
+
+@pytest.mark.parametrize(
+    "tasks", [softmax_tasks(), [small_network()], [large_network()]], ids=["softmax", "vmap", "threads"]
+)
+def test_runs_together_leave_the_records_of_runs_alone(tasks: list[Task]) -> None:
+    runs = plans(tasks, seconds=9)
+    found = together(runs)
+    for run in runs:
+        assert found[id(run)] == [without_the_clock(each) for each in execute(run, "cpu")], run.algorithm
+
+
+def test_runs_of_different_length_and_budget() -> None:
+    [task, _] = softmax_tasks()
+    timing = PaperDelays(8, 0.5, 4)
+    runs = [
+        Run(task, HFL(local=LOCAL), timing, rounds=3),
+        Run(task, FedAsync(local=LOCAL), timing, seconds=5, evaluate_every=2),
+        Run(task, FedAvg(Uniform(4), LOCAL), timing, seconds=30, rounds=2),
+    ]
+    found = together(runs)
+    for run in runs:
+        assert found[id(run)] == [without_the_clock(each) for each in execute(run, "cpu")]
+
+
+def test_what_runs_want_at_a_time_is_trained_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[int]] = []
+    original = SoftmaxSGD.together
+
+    def counted(wanted: Sequence[tuple[SoftmaxSGD, Sequence[Job]]]) -> list[list[Update]]:
+        calls.append([len(jobs) for _, jobs in wanted])
+        return original(wanted)
+
+    monkeypatch.setattr(SoftmaxSGD, "together", staticmethod(counted))
+    [task, _] = softmax_tasks()
+    rates = [0.01, 0.03, 0.1]
+    runs = [
+        Run(task, FedAvg(Uniform(4), FullWork(1, 16, ConstantRate(rate))), PaperDelays(8, 0.5, 4), rounds=5)
+        for rate in rates
+    ]
+    together(runs)
+    assert calls == [[4, 4, 4]] * 5
+
+
+def test_when_memory_is_short_fewer_runs_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    [task, _] = softmax_tasks()
+    runs = plans([task], rounds=2)
+    everything = together(runs)
+    needed = 4 * 8 * 610 * 4
+    for free, width in ((10 * needed, 5), (2 * needed, 1), (0, 1)):
+        monkeypatch.setattr(lockstep, "free_bytes", lambda device, free=free: free)
+        assert lockstep.runs_that_fit(runs, CPU) == width
+        assert together(runs) == everything
+
+
+def test_records_come_as_soon_as_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU a record does not wait for the next jobs to be trained."""
+    calls: list[int] = []
+    original = SoftmaxSGD.together
+
+    def counted(wanted: Sequence[tuple[SoftmaxSGD, Sequence[Job]]]) -> list[list[Update]]:
+        calls.append(len(wanted))
+        return original(wanted)
+
+    monkeypatch.setattr(SoftmaxSGD, "together", staticmethod(counted))
+    [task, _] = softmax_tasks()
+    for made, _ in enumerate(execute(Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(8, 0.5, 4), rounds=3), "cpu")):
+        assert len(calls) == made
+
+
+def test_the_collector_is_put_back() -> None:
+    import gc
+
+    [task, _] = softmax_tasks()
+    list(execute(Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), rounds=1)))
+    assert gc.get_freeze_count() == 0
