@@ -3,19 +3,20 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hybridfl.batches import Batches
 from hybridfl.closed_form import check_width, checked_classes
 from hybridfl.data.federated import Samples
 from hybridfl.protocol import Job, Update, Vector
+from hybridfl.randomness import keys
 from hybridfl.softmax_kernels import score, train
 from hybridfl.threads import CORES, pool
 
@@ -46,64 +47,104 @@ class SoftmaxSGD:
     @staticmethod
     def together(wanted: Sequence[tuple[SoftmaxSGD, Sequence[Job]]]) -> list[list[Update]]:
         """The jobs of several trainers, dealt out to the threads as if they were one trainer's."""
-        for trainer, jobs in wanted:
-            for job in jobs:
-                check_width(job.weights, trainer._inputs.shape[1], trainer._num_classes)
-        places = [(number, place) for number, (_, jobs) in enumerate(wanted) for place in range(len(jobs))]
-        loads = np.concatenate([trainer._loads(jobs) for trainer, jobs in wanted])
-        updates: dict[tuple[int, int], Update] = {}
+        answers: list[list[Update]] = [[] for _ in wanted]
+        for numbers, parts in _rounds(wanted):
+            loads = np.concatenate([part.loads for part in parts])
+            owner = np.repeat(np.arange(len(parts)), [len(part.loads) for part in parts])
+            place = np.concatenate([np.arange(len(part.loads)) for part in parts])
+            threads = max(wanted[number][0]._threads for number in numbers)
+            futures = [
+                pool().submit(_train_hand, [(part, place[hand[owner[hand] == p]]) for p, part in enumerate(parts)])
+                for hand in _shared_out(loads, threads)
+            ]
+            for future in futures:
+                future.result()
+            for number, part in zip(numbers, parts, strict=True):
+                answers[number] += part.updates()
+        return answers
 
-        def train_hand(hand: NDArray[np.int64]) -> None:
-            for number, group in itertools.groupby(sorted(places[i] for i in hand), key=lambda place: place[0]):
-                trainer, jobs = wanted[number]
-                mine = [place for _, place in group]
-                for few in _chunks(mine, trainer._most_at_once):
-                    answers = trainer._train([jobs[place] for place in few])
-                    updates.update(zip(((number, place) for place in few), answers, strict=True))
-
-        threads = max(trainer._threads for trainer, _ in wanted)
-        for done in [pool().submit(train_hand, hand) for hand in _shared_out(loads, threads)]:
-            done.result()
-        return [[updates[number, place] for place in range(len(jobs))] for number, (_, jobs) in enumerate(wanted)]
-
-    def _loads(self, jobs: Sequence[Job]) -> NDArray[np.int64]:
-        """How many samples each job visits."""
-        epochs = np.array([job.work.epochs for job in jobs])
-        loads: NDArray[np.int64] = self._samples.num_samples[np.array([job.device for job in jobs])] * epochs
-        return loads
-
-    @property
-    def _most_at_once(self) -> int:
-        """Jobs whose weights fill 64 MB: a thread's room to work in does not grow with the number of jobs."""
-        return max(1, (1 << 24) // (self._num_classes * (int(self._inputs.shape[1]) + 1)))
-
-    def _train(self, jobs: Sequence[Job]) -> list[Update]:
-        """One thread's part."""
-        batches = Batches.of(jobs, self._samples, self._seed)
+    def _prepared(self, jobs: Sequence[Job]) -> _Part:
+        for job in jobs:
+            check_width(job.weights, self._inputs.shape[1], self._num_classes)
+        devices, versions, repeats, epochs, sizes = np.array(
+            [(job.device, job.version, job.repeat, job.work.epochs, job.work.batch_size) for job in jobs],
+            dtype=np.int64,
+        ).T
+        firsts = self._samples.offsets[devices]
+        num_samples = self._samples.offsets[devices + 1] - firsts
+        batch_sizes = np.minimum(sizes, num_samples)
+        each = np.repeat(np.arange(len(jobs)), epochs)
+        key_starts = np.cumsum(epochs) - epochs
+        epoch = np.arange(len(each)) - key_starts[each]
         weights = torch.stack([job.weights for job in jobs]).numpy()
-        losses = np.zeros(len(jobs), dtype=np.float64)
-        train(
-            weights,
-            self._inputs,
-            self._scale,
-            self._targets,
-            batches.order,
-            batches.starts,
-            batches.num_samples,
-            batches.epochs,
-            batches.batch_sizes,
-            np.array([job.work.learning_rate for job in jobs]),
-            np.array([job.work.proximal for job in jobs]),
-            np.array([job.work.clip if math.isfinite(job.work.clip) else 0.0 for job in jobs]),
-            self._l2,
-            self._num_classes,
-            losses,
+        losses = np.zeros(len(jobs))
+        return _Part(
+            jobs,
+            loads=num_samples * epochs,
+            num_steps=-(-num_samples // batch_sizes) * epochs,
+            weights=weights,
+            losses=losses,
+            arguments=(
+                weights,
+                self._inputs,
+                self._scale,
+                self._targets,
+                self._samples.index,
+                firsts,
+                num_samples,
+                keys(self._seed, "batches", devices[each], versions[each], repeats[each], epoch),
+                key_starts,
+                epochs,
+                batch_sizes,
+                np.array([job.work.learning_rate for job in jobs]),
+                np.array([job.work.proximal for job in jobs]),
+                np.array([job.work.clip if math.isfinite(job.work.clip) else 0.0 for job in jobs]),
+                self._l2,
+                self._num_classes,
+                losses,
+            ),
         )
-        steps = batches.num_steps
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some jobs of one trainer, as the compiled loop takes them."""
+
+    jobs: Sequence[Job]
+    loads: NDArray[np.int64]
+    """How many samples each job visits."""
+    num_steps: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    losses: NDArray[np.float64]
+    arguments: tuple[Any, ...]
+
+    def updates(self) -> list[Update]:
         return [
-            Update(job, torch.from_numpy(weights[j].copy()), int(steps[j]), float(losses[j]))
-            for j, job in enumerate(jobs)
+            Update(job, torch.from_numpy(own.copy()), steps, loss)
+            for job, own, steps, loss in zip(
+                self.jobs, self.weights, self.num_steps.tolist(), self.losses.tolist(), strict=True
+            )
         ]
+
+
+def _train_hand(hand: Sequence[tuple[_Part, NDArray[np.int64]]]) -> None:
+    """One thread's jobs, which may be of several trainers."""
+    for part, mine in hand:
+        if len(mine):
+            train(mine, *part.arguments)
+
+
+def _rounds(
+    wanted: Sequence[tuple[SoftmaxSGD, Sequence[Job]]],
+) -> Iterator[tuple[list[int], list[_Part]]]:
+    """All jobs in rounds of at most 256 MB of weights, so that room to work in does not grow with their number."""
+    pairs = [(number, job) for number, (_, jobs) in enumerate(wanted) for job in jobs]
+    most = max(1, (1 << 28) // max((job.weights.nbytes for _, job in pairs), default=1))
+    for first in range(0, len(pairs), most):
+        groups: dict[int, list[Job]] = {}
+        for number, job in pairs[first : first + most]:
+            groups.setdefault(number, []).append(job)
+        yield list(groups), [wanted[number][0]._prepared(jobs) for number, jobs in groups.items()]
 
 
 class SoftmaxForward:
@@ -144,10 +185,6 @@ def _pieces(rows: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], slice]]:
     """The rows in one piece a core, and where each piece belongs."""
     size = max(1, -(-len(rows) // CORES))
     return [(rows[first : first + size], slice(first, first + size)) for first in range(0, len(rows), size)]
-
-
-def _chunks(places: list[int], size: int) -> list[list[int]]:
-    return [places[first : first + size] for first in range(0, len(places), size)]
 
 
 def _shared_out(loads: NDArray[np.int64], threads: int) -> list[NDArray[np.int64]]:

@@ -12,13 +12,16 @@ _compiled = numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=Tru
 
 @_compiled
 def train(
+    mine,
     weights,
     inputs,
     scale,
     targets,
-    order,
-    starts,
+    index,
+    firsts,
     num_samples,
+    keys,
+    key_starts,
     epochs,
     batch_sizes,
     rates,
@@ -28,7 +31,9 @@ def train(
     num_classes,
     losses,
 ):
-    """Train all jobs in place: `weights[j]` is W [classes, features] row by row, then b [classes].
+    """Train the jobs `mine` in place: `weights[j]` is W [classes, features] row by row, then b [classes].
+
+    Job j holds the rows index[firsts[j]:firsts[j] + num_samples[j]] and shuffles them anew for each epoch.
 
     Inside, a row of W is followed by its bias and by zeros up to a multiple of 16 (`width`), a sample by a 1 and zeros,
     and there is an even number of rows: W·x + b is one product, and every inner loop is whole SIMD registers. The two
@@ -38,7 +43,11 @@ def train(
     features = inputs.shape[1]
     width = _unsigned((features + 16) // 16 * 16)
     rows = num_classes + num_classes % 2
-    widest = (batch_sizes.max() + 3) // 4 * 4
+    widest = 0
+    most = 0
+    for j in mine:
+        widest = max(widest, (batch_sizes[j] + 3) // 4 * 4)
+        most = max(most, num_samples[j])
     w = np.zeros(rows * width, dtype=np.float32)
     received = np.zeros_like(w)
     before = np.zeros_like(w)
@@ -46,17 +55,21 @@ def train(
     scores = np.zeros(rows * widest, dtype=np.float32)
     powers = np.zeros_like(scores)
     tops, totals, own = np.zeros((3, widest), dtype=np.float32)
-    for j in range(len(weights)):
+    tagged, spare = np.zeros((2, most), dtype=np.uint64)
+    counts = np.zeros(1 << 11, dtype=np.int64)
+    order = np.zeros(most, dtype=np.int64)
+    for j in mine:
         _pack(weights[j], w, num_classes, features, width)
         received[:] = w
         rate, pull = np.float32(rates[j]), np.float32(pulls[j])
         keep = np.float32(1.0 - rates[j] * (2.0 * l2 + pulls[j]))
         loss = 0.0
         for epoch in range(epochs[j]):
-            begin = starts[j] + epoch * num_samples[j]
-            end = begin + num_samples[j]
-            for first in range(begin, end, batch_sizes[j]):
-                batch = order[first : min(first + batch_sizes[j], end)]
+            shuffle(keys[key_starts[j] + epoch], num_samples[j], tagged, spare, counts)
+            for i in range(num_samples[j]):
+                order[i] = index[firsts[j] + np.int64(tagged[i] & np.uint64(0xFFFFFFFF))]
+            for first in range(0, num_samples[j], batch_sizes[j]):
+                batch = order[first : min(first + batch_sizes[j], num_samples[j])]
                 count = (batch.size + 3) // 4 * 4
                 _gather(inputs, scale, batch, x, width)
                 _forward(w, x, scores, count, rows, width)
@@ -78,6 +91,52 @@ def train(
                     _shorten_step(w, before, rates[j] * clips[j])
         _unpack(w, weights[j], num_classes, features, width)
         losses[j] = loss / ((num_samples[j] + batch_sizes[j] - 1) // batch_sizes[j])
+
+
+@_compiled
+def shuffle(key, size, tagged, spare, counts):
+    """tagged[:size] ← hash(key, i)·2³² + i in ascending order: the shuffle of `randomness.shuffled`.
+
+    Many are sorted by three passes over 11 bits of the hash each, few by insertion; `spare` and `counts` are room to work in.
+    """
+    mask = np.uint64(0xFFFFFFFF)
+    low, high = key & mask, key >> np.uint64(32)
+    for i in range(size):
+        number = np.uint64(i)
+        tagged[i] = (_mix32(_mix32(number ^ low) ^ high) << np.uint64(32)) | number
+    if size < 128:
+        for i in range(1, size):
+            one = tagged[i]
+            at = i
+            while at > 0 and tagged[at - 1] > one:
+                tagged[at] = tagged[at - 1]
+                at -= 1
+            tagged[at] = one
+        return
+    bits = np.uint64(counts.size - 1)
+    for shift in (32, 43, 54):
+        down = np.uint64(shift)
+        counts[:] = 0
+        for i in range(size):
+            counts[(tagged[i] >> down) & bits] += 1
+        total = 0
+        for digit in range(counts.size):
+            total += counts[digit]
+            counts[digit] = total - counts[digit]
+        for i in range(size):
+            digit = (tagged[i] >> down) & bits
+            spare[counts[digit]] = tagged[i]
+            counts[digit] += 1
+        tagged[:size] = spare[:size]
+
+
+@_compiled
+def _mix32(x):
+    """As `randomness._mix32`, in the lower half of 64 bits."""
+    mask = np.uint64(0xFFFFFFFF)
+    x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x7FEB352D)) & mask
+    x = ((x ^ (x >> np.uint64(15))) * np.uint64(0x846CA68B)) & mask
+    return x ^ (x >> np.uint64(16))
 
 
 @_compiled
