@@ -72,7 +72,7 @@ def measure(devices: int, batch: int, hidden: int) -> list[float]:
 
     def stacked(model: nn.Module) -> Callable[[], Tensor]:
         other = LocalSGD(samples, model)
-        return lambda: torch.stack([update.weights for update in other._train_together(jobs)])
+        return lambda: torch.stack([update.weights for update in other._train_stacked(jobs, threading.Event())])
 
     ways = [
         in_turn,

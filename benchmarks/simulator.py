@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hybridfl import (
@@ -54,6 +56,10 @@ def simulated(
     trainer = trainer_for(task, 0)
 
     def play() -> tuple[int, int, float]:
+        with one_torch_thread():
+            return play_alone()
+
+    def play_alone() -> tuple[int, int, float]:
         started = time.perf_counter()
         transport = Simulation(fleet, trainer, timing)
         steps = updates = 0
@@ -65,6 +71,17 @@ def simulated(
         raise AssertionError
 
     return play
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """As `execute` has it: training brings its own threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def plain_loop(task: Task, work: FullWork, seconds: float) -> Callable[[], float]:
@@ -113,6 +130,12 @@ def against_plain(name: str, task: Task, work: FullWork, rounds: int) -> None:
     print(line(f"{name} ratio", ratios, ".1f"), flush=True)
 
 
+def with_mlp(task: Task) -> Task:
+    """The same data and a network of 200 hidden units, for which there is no closed form."""
+    train, test = (samples.with_inputs(samples.inputs.flatten(1)) for samples in (task.train, task.test))
+    return Task("mlp", train, test, nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10)))
+
+
 def updates_a_second(task: Task) -> None:
     """Print task C, and how much of it is not training."""
     for name, algorithm, versions in (("FedBuff", FedBuff(local=PAPER), 100), ("HFL", HFL(local=PAPER), 40)):
@@ -127,10 +150,12 @@ def updates_a_second(task: Task) -> None:
 
 def main() -> None:
     """All three tasks."""
-    images = FashionMNIST().build(100, 0)
+    images, digits = FashionMNIST().build(100, 0), MNIST(IID()).build(1000, 0)
     against_plain("A", images, PAPER, rounds=30)
-    against_plain("B", MNIST(IID()).build(1000, 0), SMALL, rounds=300)
+    against_plain("B", digits, SMALL, rounds=300)
     updates_a_second(images)
+    against_plain("A with an MLP", with_mlp(images), PAPER, rounds=5)
+    against_plain("B with an MLP", with_mlp(digits), SMALL, rounds=30)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,9 @@
 import functools
 import math
+import os
+import subprocess
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -207,7 +211,7 @@ def test_one_a_thread_and_all_together_agree(
     alone = train(jobs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "performance drop": no batching rule for PyTorch's own LSTM
-        together = train._train_together(jobs)
+        together = train._train_stacked(jobs, threading.Event())
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-6)
         assert one.train_loss == pytest.approx(other.train_loss, abs=1e-6)
@@ -299,3 +303,28 @@ def test_refuses_a_loss_that_is_one_number_for_the_batch() -> None:
 def test_cross_entropy_is_one_number_a_sample() -> None:
     losses = cross_entropy(torch.tensor([[0.0, 0.0], [0.0, 2.0]]).log_softmax(1), torch.tensor([0, 1]))
     assert losses.tolist() == pytest.approx([0.693147, 0.126928], abs=1e-6)
+
+
+def test_bits_do_not_depend_on_the_number_of_cores() -> None:
+    """Neither for jobs that are stacked nor for those trained alone: in processes with other limits."""
+    code = """
+import torch
+from torch import nn
+from hybridfl import Job, LocalSGD, Samples, Work
+from hybridfl.vectors import flatten
+torch.manual_seed(0)
+samples = Samples.from_devices([(torch.randn(40 + 9 * d, 60), torch.randint(10, (40 + 9 * d,))) for d in range(6)])
+for hidden in (5, 200):
+    model = nn.Sequential(nn.Linear(60, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+    jobs = [Job(d, 0, flatten(model), Work(2, 16, 0.1), 0.0) for d in range(6)]
+    for update in LocalSGD(samples, model)(jobs):
+        print(update.weights.double().sum().item(), update.weights[::7].tolist(), update.train_loss)
+"""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={**os.environ, **limits}, capture_output=True, text=True, check=True
+        ).stdout
+        for limits in ({"OMP_NUM_THREADS": "2"}, {"OMP_NUM_THREADS": "1"}, {"HYBRIDFL_THREADS": "1"})
+    ]
+    assert found[0] == found[1] == found[2]
+    assert len(found[0].splitlines()) == 12

@@ -106,6 +106,15 @@ ClipOption = Annotated[
 DeviceOption = Annotated[
     str, typer.Option(help="Where to compute: cpu, cuda, or auto: a GPU if there is one.", rich_help_panel="Machine")
 ]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        help="Spread the work over a Ray cluster: its address, or auto: the one of this machine, else a new one.",
+        rich_help_panel="Machine",
+        show_default=False,
+    ),
+]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display, no table.")]
 
 
@@ -141,6 +150,7 @@ def run(
     ] = None,
     data_dir: DataDirOption = None,
     device: DeviceOption = "auto",
+    ray: RayOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
@@ -174,7 +184,7 @@ def run(
     record = None
     with RunsDisplay([plan], quiet) as display:
         try:
-            for _, record in save_all([plan], [folder], device):
+            for _, record in save_all([plan], [folder], device, ray):
                 display.show(plan, record)
         except KeyboardInterrupt:
             interrupted = True
@@ -222,6 +232,7 @@ def compare(
     ] = None,
     data_dir: DataDirOption = None,
     device: DeviceOption = "auto",
+    ray: RayOption = None,
     quiet: QuietOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")
@@ -266,7 +277,7 @@ def compare(
     interrupted = False
     with RunsDisplay(runs, quiet) as display:
         try:
-            for plan, record in save_all(runs, [folder_of(folder, plan) for plan in runs], device):
+            for plan, record in save_all(runs, [folder_of(folder, plan) for plan in runs], device, ray):
                 display.show(plan, record)
         except KeyboardInterrupt:
             interrupted = True

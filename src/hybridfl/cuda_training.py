@@ -63,6 +63,9 @@ class GraphSGD:
             updates.update(zip(places, _GROUPS[kind].train(ready), strict=True))
         return [[updates[number, place] for place in range(len(jobs))] for number, (_, jobs) in enumerate(wanted)]
 
+    def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
+        return [[place] for place in range(len(jobs))]
+
     def _kind(self, job: Job) -> Hashable:
         """What is recorded in a graph: jobs of one kind share it. A model's buffers are its own."""
         model = id(self._model) if any(True for _ in self._model.buffers()) else repr(self._model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
 from hybridfl.protocol import Vector
+from hybridfl.threads import pool
 from hybridfl.training import Loss, loss_by_sample
 from hybridfl.vectors import unflatten
 
@@ -87,15 +89,21 @@ class ModuleForward:
         """Likewise, for rows named by a tensor beside the samples."""
         for parameter, piece in zip(self._model.parameters(), unflatten(self._model, weights).values(), strict=True):
             parameter.copy_(piece)
-        losses, right = [], []
-        for chunk in torch.split(rows, _CHUNK if rows.device.type == "cpu" else _CUDA_CHUNK):
-            inputs, targets = samples.take(chunk)
-            outputs = self._model(inputs)
-            losses.append(loss_by_sample(self._loss, outputs, targets))
-            is_class = not targets.is_floating_point() and outputs.dim() > targets.dim()
-            unknown = torch.full((len(chunk),), math.nan, device=rows.device)
-            right.append(outputs.argmax(-1) == targets if is_class else unknown)
+        on_cpu = rows.device.type == "cpu"
+        chunks = torch.split(rows, _CHUNK if on_cpu else _CUDA_CHUNK)
+        # Each chunk is one thread's, so that bits do not depend on the number of cores.
+        scores = list((pool().map if on_cpu else map)(functools.partial(self._score, samples), chunks))
+        losses, right = zip(*scores, strict=True)
         return torch.cat(losses), torch.cat(right)
+
+    @torch.no_grad()
+    def _score(self, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+        inputs, targets = samples.take(rows)
+        outputs = self._model(inputs)
+        losses = loss_by_sample(self._loss, outputs, targets)
+        if targets.is_floating_point() or outputs.dim() <= targets.dim():
+            return losses, torch.full((len(rows),), math.nan, device=rows.device)
+        return losses, outputs.argmax(-1) == targets
 
 
 class Evaluation:

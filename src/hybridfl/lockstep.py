@@ -10,7 +10,7 @@ import gc
 import math
 import time
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,11 +24,16 @@ from hybridfl.protocol import Job, Update
 from hybridfl.run import Moment
 from hybridfl.simulation import Simulation
 from hybridfl.tally import Draft, Snapshot, Tally
+from hybridfl.task import Task
 from hybridfl.training import JointTrainer
 from hybridfl.vectors import flatten
 
 Playing = Generator[Sequence[Job] | Draft, list[Update] | None, None]
 """A run in virtual time. It yields drafts of its records, and jobs, for which it wants to be sent their updates."""
+
+
+MakeTrainer = Callable[[Task, int], JointTrainer]
+"""The trainer for a task and a seed."""
 
 
 @dataclass(eq=False)
@@ -43,10 +48,10 @@ class _Player:
     answer: list[Update] | None = None
 
     @classmethod
-    def of(cls, plan: Run, device: torch.device) -> _Player:
+    def of(cls, plan: Run, device: torch.device, make_trainer: MakeTrainer | None) -> _Player:
         check_fit(plan.task)
         stage = Stage.of(plan)
-        trainer = trainer_for(stage.task, plan.seed, device)
+        trainer = make_trainer(stage.task, plan.seed) if make_trainer else trainer_for(stage.task, plan.seed, device)
         evaluator = evaluator_for(stage.task, plan.timing.is_straggler, plan.seed, device)
         return cls(plan, play(plan, stage, device), trainer, evaluator)
 
@@ -96,16 +101,21 @@ def play(plan: Run, stage: Stage, device: torch.device) -> Playing:
         yield tally.draft(state.version, float(plan.seconds), state.weights)
 
 
-def execute_all(plans: Sequence[Run], device: torch.device) -> Iterator[tuple[Run, Snapshot]]:
+def execute_all(
+    plans: Sequence[Run], device: torch.device, make_trainer: MakeTrainer | None = None
+) -> Iterator[tuple[Run, Snapshot]]:
     """Play runs in virtual time, as many at once as memory allows: each one's snapshots in their order.
 
-    On a GPU the scores of a turn are read while the next turn is trained, so the GPU is never idle for a record's sake.
+    `make_trainer`: what trains, if not this machine alone. On a GPU the scores of a turn are read while the next turn is
+    trained, so the GPU is never idle for a record's sake.
     """
     with _cores_left_to_training(plans, device), _old_objects_left_alone():
-        yield from _in_lockstep(plans, device)
+        yield from _in_lockstep(plans, device, make_trainer)
 
 
-def _in_lockstep(plans: Sequence[Run], device: torch.device) -> Iterator[tuple[Run, Snapshot]]:
+def _in_lockstep(
+    plans: Sequence[Run], device: torch.device, make_trainer: MakeTrainer | None
+) -> Iterator[tuple[Run, Snapshot]]:
     started = time.perf_counter()
     unscored: deque[tuple[Run, Draft, Scoring]] = deque()
 
@@ -119,7 +129,7 @@ def _in_lockstep(plans: Sequence[Run], device: torch.device) -> Iterator[tuple[R
     width = runs_that_fit(plans, device)
     while waiting or players:
         while waiting and len(players) < width:
-            players.append(_Player.of(waiting.popleft(), device))
+            players.append(_Player.of(waiting.popleft(), device, make_trainer))
         drafts = [(player, draft) for player in players for draft in player.drafts()]
         scorings = _score_together([(player.evaluator, draft) for player, draft in drafts])
         earlier = len(unscored)

@@ -63,6 +63,9 @@ class SoftmaxSGD:
                 answers[number] += part.updates()
         return answers
 
+    def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
+        return [[place] for place in range(len(jobs))]
+
     def _prepared(self, jobs: Sequence[Job]) -> _Part:
         for job in jobs:
             check_width(job.weights, self._inputs.shape[1], self._num_classes)

@@ -100,6 +100,9 @@ class CudaSoftmaxSGD:
         answers = iter(updates)
         return [[next(answers) for _ in jobs] for _, jobs in wanted]  # type: ignore[misc]
 
+    def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
+        return [[place] for place in range(len(jobs))]
+
 
 def _launches(places: list[int], pairs: Sequence[tuple[CudaSoftmaxSGD, Job]]) -> Iterator[list[int]]:
     """Places whose jobs fit into memory together, those with most samples to visit first."""

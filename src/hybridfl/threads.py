@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-"""The cores this process may use."""
+_AVAILABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+CORES = min(_AVAILABLE, max(1, int(os.environ.get("HYBRIDFL_THREADS", _AVAILABLE))))
+"""The cores this process may use: all that it has, or as many as the environment's HYBRIDFL_THREADS says."""
 
 
 def pool() -> ThreadPoolExecutor:
@@ -25,6 +26,8 @@ def _pool(process: int) -> ThreadPoolExecutor:
     everybody = threading.Barrier(CORES)
 
     def single_threaded() -> None:
+        # A thread that has not asked yet takes over the process's number with its first operation, whatever was set before.
+        torch.get_num_threads()
         torch.set_num_threads(1)
         everybody.wait()
 

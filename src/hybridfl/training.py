@@ -37,6 +37,9 @@ class JointTrainer(Trainer, Protocol):
     def together(wanted: Sequence[tuple[Any, Sequence[Job]]]) -> list[list[Update]]:
         """The updates of each pair of a trainer of this kind and its jobs."""
 
+    def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
+        """The places of jobs that must stay together, because they have a part in one another's rounding."""
+
 
 ALONE_FROM = 200_000
 """From so many parameters × samples of a batch on, a job is trained for itself: arithmetic then outweighs Python's part."""
@@ -48,13 +51,13 @@ class LocalSGD:
     η, μ, E, the batch size and the longest gradient come with each job's work; clip(g) = g·min(1, clip/‖g‖); ε is the L2
     term's (the objective is F_i(w) + ε‖w‖²).
 
-    All jobs advance together: their weights are one matrix, a step is one `vmap` of the gradient over its rows. Jobs of
+    Jobs advance together: their weights are one matrix, a step is one `vmap` of the gradient over its rows. Jobs of
     different versions, rates and μ share it. They are ordered by their number of steps, so a step touches exactly the
     jobs that still have one to take.
 
-    A job with recurrent layers or with large steps is trained by one thread instead, from its first step to its last:
+    A job with recurrent layers or with large steps is trained for itself instead, from its first step to its last:
     weights stay in the core's cache, and PyTorch's fused recurrent layers beat every way of stacking devices
-    (docs/data.md has the numbers).
+    (docs/data.md has the numbers). Either way it is one thread's work, so bits do not depend on the number of cores.
     """
 
     def __init__(
@@ -76,23 +79,47 @@ class LocalSGD:
 
     @staticmethod
     def together(wanted: Sequence[tuple[LocalSGD, Sequence[Job]]]) -> list[list[Update]]:
-        """Large jobs of all trainers share the threads; small ones go with their own trainer's only, for their rounding."""
-        large = iter(_train_on_threads([(own, job) for own, jobs in wanted for job in jobs if own._is_large(job)]))
-        answers = []
-        for own, jobs in wanted:
-            small = iter(own._train_together([job for job in jobs if not own._is_large(job)]))
-            answers.append([next(large if own._is_large(job) else small) for job in jobs])
-        return answers
+        """Each bundle of each trainer by one thread, those with most samples first."""
+        bundles = [(own, jobs, bundle) for own, jobs in wanted for bundle in own.bundles(jobs)]
+        bundles.sort(key=lambda each: -each[0]._load([each[1][place] for place in each[2]]))
+        stop = threading.Event()
+        futures = [pool().submit(own._train, [jobs[place] for place in places], stop) for own, jobs, places in bundles]
+        try:
+            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in done:
+                future.result()
+        except BaseException:
+            # An interrupt, or an error in one job: nobody wants the others' answers, and the process could not end.
+            stop.set()
+            raise
+        updates = {
+            (id(jobs), place): update
+            for (_, jobs, places), future in zip(bundles, futures, strict=True)
+            for place, update in zip(places, future.result(), strict=True)
+        }
+        return [[updates[id(jobs), place] for place in range(len(jobs))] for _, jobs in wanted]
+
+    def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
+        alone = [[place] for place, job in enumerate(jobs) if self._is_large(job)]
+        small = [place for place, job in enumerate(jobs) if not self._is_large(job)]
+        return [*alone, small] if small else alone
+
+    def _load(self, jobs: Sequence[Job]) -> int:
+        return sum(int(self._samples.num_samples[job.device]) * job.work.epochs for job in jobs)
+
+    def _train(self, jobs: Sequence[Job], stop: threading.Event) -> list[Update]:
+        """One bundle."""
+        if len(jobs) == 1 and self._is_large(jobs[0]):
+            return [self._train_alone(jobs[0], stop)]
+        return self._train_stacked(jobs, stop)
 
     def _is_large(self, job: Job) -> bool:
         batch_size = min(job.work.batch_size, int(self._samples.num_samples[job.device]))
         return self._recurrent or self._num_parameters * batch_size >= ALONE_FROM
 
     def _train_alone(self, job: Job, stop: threading.Event) -> Update:
-        """By plain automatic differentiation, in a copy of the model that is this thread's own."""
-        if not hasattr(self._own, "model"):
-            self._own.model = copy.deepcopy(self._model)
-        model: nn.Module = self._own.model
+        """By plain automatic differentiation."""
+        model = self._own_model()
         parameters = list(model.parameters())
         weights = job.weights.clone()
         received = list(unflatten(model, job.weights).values())
@@ -116,10 +143,8 @@ class LocalSGD:
                 loss += float(value.detach()) / steps_per_epoch
         return Update(job, weights, steps, loss)
 
-    def _train_together(self, jobs: Sequence[Job]) -> list[Update]:
+    def _train_stacked(self, jobs: Sequence[Job], stop: threading.Event) -> list[Update]:
         """All jobs' gradients in one `vmap`. A batch shorter than the widest is filled up with samples of no weight."""
-        if not jobs:
-            return []
         batches = Batches.of(jobs, self._samples, self._seed)
         ranked = np.argsort(-batches.num_steps, kind="stable")
         steps = batches.num_steps[ranked]
@@ -132,6 +157,8 @@ class LocalSGD:
         losses = torch.zeros(len(jobs))
 
         for step in range(steps[0]):
+            if stop.is_set():
+                raise CancelledError
             active = int(np.searchsorted(-steps, -step))
             rows, sizes = batches.at(step, ranked[:active])
             inputs, targets = self._samples.take(torch.from_numpy(rows))
@@ -153,24 +180,16 @@ class LocalSGD:
 
     def _batch_loss(self, weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
         """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""
-        outputs = functional_call(self._model, unflatten(self._model, weights), (inputs,))
+        model = self._own_model()
+        outputs = functional_call(model, unflatten(model, weights), (inputs,))
         return (loss_by_sample(self._loss, outputs, targets) * shares).sum()
 
-
-def _train_on_threads(jobs: Sequence[tuple[LocalSGD, Job]]) -> list[Update]:
-    """Each job by one thread, those with most samples first."""
-    stop = threading.Event()
-    longest_first = sorted(range(len(jobs)), key=lambda j: -int(jobs[j][0]._samples.num_samples[jobs[j][1].device]))
-    futures = {j: pool().submit(jobs[j][0]._train_alone, jobs[j][1], stop) for j in longest_first}
-    try:
-        done, _ = wait(futures.values(), return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
-    except BaseException:
-        # An interrupt, or an error in one job: nobody wants the others' answers, and the process could not end.
-        stop.set()
-        raise
-    return [futures[j].result() for j in range(len(jobs))]
+    def _own_model(self) -> nn.Module:
+        """This thread's: whoever computes with a model changes its parameters meanwhile."""
+        if not hasattr(self._own, "model"):
+            self._own.model = copy.deepcopy(self._model)
+        model: nn.Module = self._own.model
+        return model
 
 
 def descend(

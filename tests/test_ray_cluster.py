@@ -1,0 +1,179 @@
+"""A real Ray of two workers on this machine, and one of them killed in mid-run."""
+
+import dataclasses
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.fedbuff import FedBuff
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.local_work import FullWork
+from hybridfl.algorithms.sampling import Uniform
+from hybridfl.algorithms.ssgd import SSGD
+from hybridfl.data.synthetic import synthetic
+from hybridfl.engines import CPU
+from hybridfl.errors import InputError
+from hybridfl.experiment import execute, save_all
+from hybridfl.lockstep import execute_all
+from hybridfl.plan import Run
+from hybridfl.ray_cluster import Cluster, RayTrainer, connected, execute_on_cluster
+from hybridfl.records import load
+from hybridfl.tally import Snapshot
+from hybridfl.task import Task
+from hybridfl.tasks import Synthetic
+from hybridfl.timing import PaperDelays
+
+ray = pytest.importorskip("ray")
+LOCAL = FullWork(epochs=2, batch_size=16)
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+
+@pytest.fixture(scope="module")
+def two_cpus() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=200 << 20)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def free_cpus(two_cpus: None) -> None:
+    """The test before has only just given its workers back."""
+    deadline = time.monotonic() + 30
+    while ray.available_resources().get("CPU", 0) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def cluster(free_cpus: None) -> Iterator[Cluster]:
+    with Cluster("auto") as found:
+        assert len(found.workers) == 2
+        yield found
+
+
+def plans(seconds: float = 8.0) -> list[Run]:
+    return [
+        Run(task, algorithm, PaperDelays(8, 0.5, 4, seed), seconds, seed=seed)
+        for seed in range(2)
+        for task in [Synthetic(1, 1).build(8, seed)]
+        for algorithm in (HFL(local=LOCAL), FedBuff(local=LOCAL), SSGD(LOCAL))
+    ]
+
+
+def network(hidden: int) -> Task:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+    return Task.from_devices(synthetic(1, 1, 8, 0), model)
+
+
+def without_the_clock(snapshot: Snapshot) -> str:
+    return repr((dataclasses.replace(snapshot.record, wall_seconds=0.0), snapshot.arrivals))
+
+
+def alone(plan: Run) -> list[str]:
+    return [without_the_clock(each) for each in execute(plan, "cpu")]
+
+
+def kill(worker: Any) -> None:
+    os.kill(ray.get(worker.pid.remote()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    "task", [Synthetic(1, 1).build(8, 0), network(5), network(200)], ids=["softmax", "vmap", "threads"]
+)
+def test_jobs_on_workers_give_the_records_of_one_process(cluster: Cluster, task: Task) -> None:
+    plan = Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), 8.0)
+    trainer = RayTrainer(cluster, task, plan.seed)
+    found = [without_the_clock(each) for _, each in execute_all([plan], CPU, lambda task, seed: trainer)]
+    assert found == alone(plan)
+
+
+def test_a_worker_killed_while_it_trains_is_replaced(cluster: Cluster) -> None:
+    task = Synthetic(1, 1).build(8, 0)
+    plan = Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(8, 0.5, 4), rounds=12)
+    before = [ray.get(worker.pid.remote()) for worker in cluster.workers]
+    found = []
+    for number, (_, snapshot) in enumerate(execute_all([plan], CPU, lambda t, s: RayTrainer(cluster, t, s))):
+        found.append(without_the_clock(snapshot))
+        if number == 5:
+            kill(cluster.workers[0])
+    assert found == alone(plan)
+    after = [ray.get(worker.pid.remote()) for worker in cluster.workers]
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+
+
+def test_runs_on_workers_give_the_records_of_one_process_although_one_dies(cluster: Cluster) -> None:
+    runs = plans(seconds=30.0)
+    found: dict[int, list[str]] = {id(run): [] for run in runs}
+    killed = False
+    for run, snapshot in execute_on_cluster(runs, cluster):
+        found[id(run)].append(without_the_clock(snapshot))
+        if not killed and len(found[id(run)]) == 11:
+            kill(cluster.workers[1])
+            killed = True
+    assert killed
+    for run in runs:
+        assert found[id(run)] == alone(run)
+
+
+def test_a_task_travels_to_a_worker_once(cluster: Cluster) -> None:
+    task = Synthetic(1, 1).build(8, 0)
+    assert cluster.placed(task).name == cluster.placed(task).name
+
+
+@pytest.mark.parametrize("count", [1, 6], ids=["jobs", "runs"])
+def test_folders_are_written_as_always(free_cpus: None, tmp_path: Path, count: int) -> None:
+    runs = plans()[:count]
+    list(save_all(runs, [tmp_path / str(number) for number in range(len(runs))], ray="auto"))
+    for number, run in enumerate(runs):
+        saved = load(tmp_path / str(number))
+        assert [record.version for record in saved.records] == [each.record.version for each in execute(run, "cpu")]
+
+
+def test_a_users_mistake_on_a_worker_is_one_line_here(cluster: Cluster) -> None:
+    task = dataclasses.replace(network(5), loss=torch.nn.functional.cross_entropy)
+    with pytest.raises(InputError, match="reduction='none'"):
+        list(execute_on_cluster([Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), rounds=1)], cluster))
+
+
+def test_work_that_kills_every_worker_is_given_up(cluster: Cluster) -> None:
+    def deadly(worker: Any) -> Any:
+        kill(worker)
+        time.sleep(0.1)
+        return worker.pid.remote()
+
+    with pytest.raises(InputError, match="5 Ray workers died over the same piece of work"):
+        cluster.answers([deadly])
+
+
+def test_a_cluster_without_a_free_cpu_is_an_error_that_says_so(cluster: Cluster) -> None:
+    while ray.available_resources().get("CPU", 0) > 0:
+        time.sleep(0.1)
+    with pytest.raises(InputError, match="The Ray cluster has no free CPU"):
+        Cluster("auto")
+
+
+def test_ray_trains_on_cpus(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="Ray's workers train on their CPUs"):
+        list(save_all(plans()[:1], [tmp_path], device="cuda", ray="auto"))
+
+
+def test_without_a_cluster_at_an_address_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(**options: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", nobody)
+    with pytest.raises(
+        InputError, match=r"No Ray cluster answers at '10.0.0.1:6379': start one with `ray start --head`"
+    ):
+        connected("10.0.0.1:6379")
