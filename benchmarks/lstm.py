@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hybridfl import CharacterLSTM, Job, LocalSGD, Samples, Work
+from hybridfl.batches import Batches
 from hybridfl.vectors import flatten
 
 WINDOW = 80
@@ -68,11 +69,18 @@ def measure(devices: int, batch: int, hidden: int) -> list[float]:
     trainer = LocalSGD(samples, model)
 
     def in_turn() -> Tensor:
-        return torch.stack([trainer._train_alone(job, threading.Event()).weights for job in jobs])
+        return torch.stack(
+            [trainer._train_alone(job, Batches.of([job], samples, 0), threading.Event()).weights for job in jobs]
+        )
 
     def stacked(model: nn.Module) -> Callable[[], Tensor]:
         other = LocalSGD(samples, model)
-        return lambda: torch.stack([update.weights for update in other._train_stacked(jobs, threading.Event())])
+
+        def train() -> Tensor:
+            updates = other._train_stacked(jobs, Batches.of(jobs, samples, 0), threading.Event())
+            return torch.stack([update.weights for update in updates])
+
+        return train
 
     ways = [
         in_turn,

@@ -9,9 +9,9 @@ from torch import Tensor
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Evaluation, ModuleForward
+from hybridfl.losses import cross_entropy
 from hybridfl.models import LogisticRegression
 from hybridfl.protocol import Vector
-from hybridfl.training import cross_entropy
 
 ROWS = torch.zeros(10, 1)
 NORMAL, STRAGGLER = False, True

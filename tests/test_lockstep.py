@@ -15,12 +15,12 @@ from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.sampling import Uniform
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.data.synthetic import synthetic
+from hybridfl.dense_training import DenseSGD
 from hybridfl.engines import CPU
 from hybridfl.experiment import execute
 from hybridfl.lockstep import execute_all
 from hybridfl.plan import Run
 from hybridfl.protocol import Job, Update
-from hybridfl.softmax import SoftmaxSGD
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
 from hybridfl.tasks import Synthetic
@@ -52,13 +52,13 @@ def softmax_tasks() -> list[Task]:
 def small_network() -> Task:
     """Trained by `vmap`, whose rounding depends on which jobs share a step."""
     torch.manual_seed(0)
-    return Task.from_devices(synthetic(1, 1, 8, 0), nn.Sequential(nn.Linear(60, 5), nn.Tanh(), nn.Linear(5, 10)))
+    return Task.from_devices(synthetic(1, 1, 8, 0), nn.Sequential(nn.Linear(60, 5), nn.GELU(), nn.Linear(5, 10)))
 
 
 def large_network() -> Task:
     """Trained one job a thread."""
     torch.manual_seed(0)
-    return Task.from_devices(synthetic(1, 1, 8, 0), nn.Sequential(nn.Linear(60, 200), nn.Tanh(), nn.Linear(200, 10)))
+    return Task.from_devices(synthetic(1, 1, 8, 0), nn.Sequential(nn.Linear(60, 200), nn.GELU(), nn.Linear(200, 10)))
 
 
 def without_the_clock(snapshot: Snapshot) -> str:
@@ -97,13 +97,13 @@ def test_runs_of_different_length_and_budget() -> None:
 
 def test_what_runs_want_at_a_time_is_trained_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[list[int]] = []
-    original = SoftmaxSGD.together
+    original = DenseSGD.together
 
-    def counted(wanted: Sequence[tuple[SoftmaxSGD, Sequence[Job]]]) -> list[list[Update]]:
+    def counted(wanted: Sequence[tuple[DenseSGD, Sequence[Job]]]) -> list[list[Update]]:
         calls.append([len(jobs) for _, jobs in wanted])
         return original(wanted)
 
-    monkeypatch.setattr(SoftmaxSGD, "together", staticmethod(counted))
+    monkeypatch.setattr(DenseSGD, "together", staticmethod(counted))
     [task, _] = softmax_tasks()
     rates = [0.01, 0.03, 0.1]
     runs = [
@@ -128,13 +128,13 @@ def test_when_memory_is_short_fewer_runs_are_under_way(monkeypatch: pytest.Monke
 def test_records_come_as_soon_as_they_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU a record does not wait for the next jobs to be trained."""
     calls: list[int] = []
-    original = SoftmaxSGD.together
+    original = DenseSGD.together
 
-    def counted(wanted: Sequence[tuple[SoftmaxSGD, Sequence[Job]]]) -> list[list[Update]]:
+    def counted(wanted: Sequence[tuple[DenseSGD, Sequence[Job]]]) -> list[list[Update]]:
         calls.append(len(wanted))
         return original(wanted)
 
-    monkeypatch.setattr(SoftmaxSGD, "together", staticmethod(counted))
+    monkeypatch.setattr(DenseSGD, "together", staticmethod(counted))
     [task, _] = softmax_tasks()
     for made, _ in enumerate(execute(Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(8, 0.5, 4), rounds=3), "cpu")):
         assert len(calls) == made

@@ -70,7 +70,7 @@ def plans(seconds: float = 8.0) -> list[Run]:
 
 def network(hidden: int) -> Task:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(60, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+    model = nn.Sequential(nn.Linear(60, hidden), nn.GELU(), nn.Linear(hidden, 10))
     return Task.from_devices(synthetic(1, 1, 8, 0), model)
 
 

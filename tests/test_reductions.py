@@ -22,6 +22,8 @@ from hybridfl.algorithms.staleness import Constant
 from hybridfl.algorithms.stragglers import KnownShare, Learned, Stragglers
 from hybridfl.batches import Batches
 from hybridfl.data.synthetic import synthetic
+from hybridfl.dense import Dense
+from hybridfl.dense_training import DenseSGD
 from hybridfl.experiment import execute
 from hybridfl.models import LogisticRegression
 from hybridfl.plan import Run
@@ -29,7 +31,6 @@ from hybridfl.protocol import Algorithm, Fleet, Job, Trainer, Work
 from hybridfl.records import Record
 from hybridfl.run import run
 from hybridfl.simulation import Simulation
-from hybridfl.softmax import SoftmaxSGD
 from hybridfl.task import Task
 from hybridfl.timing import ConstantSeconds, FleetTiming, PaperDelays, PerDevice
 from hybridfl.training import LocalSGD
@@ -37,6 +38,7 @@ from hybridfl.vectors import flatten
 
 DEVICES = 12
 TRAIN, TEST = synthetic(1.0, 1.0, DEVICES, seed=3).split(0.1, seed=3)
+SOFTMAX = Dense(((10, 60, 1),))
 TASK = Task("synthetic(1, 1)", TRAIN, TEST, LogisticRegression(60, 10), l2=1e-4)
 UNEQUAL_BUT_WAITED_FOR = PerDevice(tuple(1.0 + 0.1 * (device % 4) for device in range(DEVICES)))
 
@@ -46,7 +48,7 @@ def weights_by_version(
 ) -> list[torch.Tensor]:
     fleet = Fleet(TRAIN.num_samples, timing.expected_seconds, seed)
     start = torch.zeros(610)
-    simulation = Simulation(fleet, trainer or SoftmaxSGD(TRAIN, 10, l2=1e-4, seed=seed), timing)
+    simulation = Simulation(fleet, trainer or DenseSGD(TRAIN, SOFTMAX, l2=1e-4, seed=seed), timing)
     seen: list[torch.Tensor] = []
     for moment in run(algorithm, simulation, *algorithm.init(start, fleet)):
         if moment.state.version > len(seen):
@@ -119,7 +121,7 @@ def test_fedbuff_of_one_is_fedasync_with_alpha_one_on_one_device() -> None:
     fleet = Fleet(pooled.num_samples, timing.expected_seconds)
     results = []
     for algorithm in (FedBuff(buffer=1, server_rate=1.0, staleness=Constant()), FedAsync(1.0, Constant())):
-        simulation = Simulation(fleet, SoftmaxSGD(pooled, 10), timing)
+        simulation = Simulation(fleet, DenseSGD(pooled, SOFTMAX), timing)
         moments = run(algorithm, simulation, *algorithm.init(torch.zeros(610), fleet))
         results.append([moment.state.weights for moment, _ in zip(moments, range(3), strict=False)])
     for buffered, asynchronous in zip(*results, strict=True):
@@ -191,7 +193,7 @@ def test_jobs_trained_one_by_one_give_the_same_numbers(algorithm: Algorithm[Any]
     """To the last bit in closed form. In general to 1e-6: PyTorch multiplies a stack of matrices by another kernel than a
     single one, and a batch that shares a step with a longer one is filled up, so sums are added in another order."""
     timing = PaperDelays(DEVICES, 0.5, 4)
-    closed_form = SoftmaxSGD(TRAIN, 10, l2=1e-4)
+    closed_form = DenseSGD(TRAIN, SOFTMAX, l2=1e-4)
     together = weights_by_version(algorithm, timing, 8, closed_form)
     assert same_bits(together, weights_by_version(algorithm, timing, 8, OneByOne(closed_form)))
 

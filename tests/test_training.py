@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
+from hybridfl.losses import cross_entropy
 from hybridfl.models import CharacterLSTM
 from hybridfl.protocol import Job, Update, Work
 from hybridfl.threads import pool
-from hybridfl.training import ALONE_FROM, LocalSGD, cross_entropy
+from hybridfl.training import ALONE_FROM, LocalSGD
 from hybridfl.vectors import flatten
 
 
@@ -211,7 +212,7 @@ def test_one_a_thread_and_all_together_agree(
     alone = train(jobs)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # "performance drop": no batching rule for PyTorch's own LSTM
-        together = train._train_stacked(jobs, threading.Event())
+        together = train._train_stacked(jobs, Batches.of(jobs, samples, 0), threading.Event())
     for one, other in zip(alone, together, strict=True):
         torch.testing.assert_close(one.weights, other.weights, rtol=0, atol=1e-6)
         assert one.train_loss == pytest.approx(other.train_loss, abs=1e-6)

@@ -43,6 +43,7 @@ from .errors import InputError as InputError
 from .experiment import execute as execute
 from .experiment import save_all as save_all
 from .experiment import simulate as simulate
+from .losses import cross_entropy as cross_entropy
 from .models import CharacterLSTM as CharacterLSTM
 from .models import LogisticRegression as LogisticRegression
 from .models import SentimentLSTM as SentimentLSTM
@@ -73,6 +74,5 @@ from .timing import ConstantSeconds as ConstantSeconds
 from .timing import PaperDelays as PaperDelays
 from .timing import PerDevice as PerDevice
 from .training import LocalSGD as LocalSGD
-from .training import cross_entropy as cross_entropy
 
 __version__: str

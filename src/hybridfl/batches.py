@@ -46,6 +46,18 @@ class Batches:
             batch_sizes=np.minimum([job.work.batch_size for job in jobs], num_samples),
         )
 
+    def part(self, job: int) -> Batches:
+        """Those of one job."""
+        one = slice(job, job + 1)
+        first, last = self.starts[job], self.starts[job + 1]
+        return Batches(
+            order=self.order[first:last],
+            starts=np.array([0, last - first]),
+            num_samples=self.num_samples[one],
+            epochs=self.epochs[one],
+            batch_sizes=self.batch_sizes[one],
+        )
+
     @property
     def steps_per_epoch(self) -> NDArray[np.int64]:
         return -(-self.num_samples // self.batch_sizes)

@@ -1,10 +1,11 @@
-"""What the closed forms of softmax regression require; checked here, because compiled code does not check its indices."""
+"""What the closed forms require; checked here, because compiled code does not check its indices."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from hybridfl.data.federated import Samples
+from hybridfl.dense import Dense
 from hybridfl.errors import InputError
 from hybridfl.protocol import Vector
 
@@ -20,8 +21,11 @@ def checked_classes(samples: Samples, num_classes: int) -> Tensor:
     return targets
 
 
-def check_width(weights: Vector, num_features: int, num_classes: int) -> None:
-    """The model takes as many features as the samples have."""
-    features = weights.numel() // num_classes - 1
-    if features != num_features:
-        raise InputError(f"The model takes {features} features, but the samples have {num_features}: make them agree.")
+def check_size(weights: Vector, num_features: int, dense: Dense) -> None:
+    """The model takes as many features as the samples have, and the weights are the model's."""
+    if dense.num_features != num_features:
+        raise InputError(
+            f"The model takes {dense.num_features} features, but the samples have {num_features}: make them agree."
+        )
+    if weights.numel() != dense.num_parameters:
+        raise InputError(f"The weights are {weights.numel()} numbers, but the model has {dense.num_parameters}.")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
 from hybridfl.evaluation import ModuleForward, Scores
+from hybridfl.losses import Loss
 from hybridfl.protocol import Vector
 from hybridfl.resident import CUDA, resident, uploaded
-from hybridfl.training import Loss
 
 
 @dataclass(frozen=True)

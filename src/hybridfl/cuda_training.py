@@ -17,10 +17,11 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
+from hybridfl.losses import Loss, loss_by_sample
 from hybridfl.protocol import Job, Update, Vector
 from hybridfl.resident import CUDA, resident, uploaded
 from hybridfl.stacked_lstm import stackable
-from hybridfl.training import Loss, check_trainable, is_recurrent, loss_by_sample
+from hybridfl.training import check_trainable, is_recurrent
 from hybridfl.vectors import unflatten
 
 SLOTS = (32, 16, 8, 4, 2, 1)

@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hybridfl.dense import Dense
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Evaluation, Evaluator, ModuleForward
-from hybridfl.models import LogisticRegression
+from hybridfl.losses import loss_by_sample
 from hybridfl.task import Task
-from hybridfl.training import JointTrainer, LocalSGD, cross_entropy, loss_by_sample
+from hybridfl.training import JointTrainer, LocalSGD
 
 CPU = torch.device("cpu")
 
@@ -30,20 +31,20 @@ def device_named(name: str) -> torch.device:
 
 def trainer_for(task: Task, seed: int, device: torch.device = CPU) -> JointTrainer:
     """The fastest trainer that is right for the task's model."""
-    classes = closed_form_classes(task, device)
+    dense = closed_form(task, device)
     if device.type == "cuda":
-        if classes is None:
+        if dense is None:
             from hybridfl.cuda_training import GraphSGD
 
             return GraphSGD(task.train, task.model, task.loss, task.l2, seed)
         from hybridfl.softmax_cuda import CudaSoftmaxSGD
 
-        return CudaSoftmaxSGD(task.train, classes, task.l2, seed)
-    if classes is None:
+        return CudaSoftmaxSGD(task.train, dense, task.l2, seed)
+    if dense is None:
         return LocalSGD(task.train, task.model, task.loss, task.l2, seed)
-    from hybridfl.softmax import SoftmaxSGD
+    from hybridfl.dense_training import DenseSGD
 
-    return SoftmaxSGD(task.train, classes, task.l2, seed)
+    return DenseSGD(task.train, dense, task.l2, seed)
 
 
 def evaluator_for(task: Task, stragglers: NDArray[np.bool_], seed: int, device: torch.device = CPU) -> Evaluator:
@@ -51,33 +52,38 @@ def evaluator_for(task: Task, stragglers: NDArray[np.bool_], seed: int, device: 
     train, test = (
         samples if task.scored is None else samples.drawn(task.scored, seed) for samples in (task.train, task.test)
     )
-    classes = closed_form_classes(task, device)
+    dense = closed_form(task, device)
     if device.type == "cuda":
-        if classes is None:
+        if dense is None:
             from hybridfl.cuda_evaluation import CudaEvaluation
 
             return CudaEvaluation(task.model, task.loss, train, test, stragglers, task.l2)
         from hybridfl.softmax_cuda import CudaSoftmaxEvaluation
 
-        return CudaSoftmaxEvaluation(classes, train, test, stragglers, task.l2)
-    if classes is None:
+        return CudaSoftmaxEvaluation(dense, train, test, stragglers, task.l2)
+    if dense is None or not dense.is_softmax_regression:
         return Evaluation(ModuleForward(task.model, task.loss), train, test, stragglers, task.l2)
-    from hybridfl.softmax import SoftmaxForward
+    from hybridfl.dense_training import SoftmaxForward
 
-    return Evaluation(SoftmaxForward(classes), train, test, stragglers, task.l2)
+    return Evaluation(SoftmaxForward(dense), train, test, stragglers, task.l2)
 
 
-def closed_form_classes(task: Task, device: torch.device = CPU) -> int | None:
-    """The number of classes where the task is softmax regression and there is a compiler for its closed form."""
-    compiler = "triton" if device.type == "cuda" else "numba"
-    if type(task.model) is LogisticRegression and task.loss is cross_entropy and find_spec(compiler) is not None:
-        return task.model.linear.out_features
-    return None
+def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
+    """The chain of linear layers a task's model is, if it is one and there is a compiler for its closed form.
+
+    Numba compiles it for the CPU; on a GPU, Triton does for softmax regression.
+    """
+    dense = Dense.of(task.model, task.loss)
+    if dense is None or task.train.targets.dim() != 1:
+        return None
+    if device.type == "cuda":
+        return dense if dense.is_softmax_regression and find_spec("triton") is not None else None
+    return dense if find_spec("numba") is not None else None
 
 
 def check_fit(task: Task) -> None:
     """Try the model and the loss on two samples. (The closed form checks all of them itself.)"""
-    if closed_form_classes(task) is not None:
+    if closed_form(task) is not None:
         return
     inputs, targets = task.train.take(torch.from_numpy(task.train.index[:2]))
     try:

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
+from hybridfl.losses import Loss, loss_by_sample
 from hybridfl.protocol import Vector
 from hybridfl.threads import pool
-from hybridfl.training import Loss, loss_by_sample
 from hybridfl.vectors import unflatten
 
 _CHUNK = 512

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hybridfl.engines import check_fit, closed_form_classes, evaluator_for, trainer_for
+from hybridfl.engines import check_fit, closed_form, evaluator_for, trainer_for
 from hybridfl.evaluation import Evaluator, Scoring
 from hybridfl.free_memory import free_bytes
 from hybridfl.plan import Run, Stage
@@ -176,7 +176,7 @@ def _nobody(jobs: Sequence[Job]) -> list[Update]:
 def _cores_left_to_training(plans: Sequence[Run], device: torch.device) -> Iterator[None]:
     """The closed form brings its own threads, one a core; PyTorch's would wait in busy loops and take the cores from them."""
     threads = torch.get_num_threads()
-    if any(closed_form_classes(plan.task, device) is not None for plan in plans):
+    if any(closed_form(plan.task, device) is not None for plan in plans):
         torch.set_num_threads(1)
     try:
         yield

@@ -18,6 +18,7 @@ import torch
 
 from hybridfl.engines import CPU, trainer_for
 from hybridfl.errors import InputError
+from hybridfl.lockstep import execute_all
 from hybridfl.plan import Run
 from hybridfl.protocol import Job, Update
 from hybridfl.tally import Snapshot
@@ -182,10 +183,8 @@ class Worker:
 
     def play(self, number: int, task: Placed, rest: dict[str, Any], known: int) -> tuple[list[Snapshot], bool]:
         """The next snapshots of a run, after the `known` first, and whether it has ended."""
-        from hybridfl.experiment import execute
-
         if self._playing is None or self._playing[0] != number:
-            begun = execute(Run(self._task(task), **rest), "cpu")
+            begun = (snapshot for _, snapshot in execute_all([Run(self._task(task), **rest)], CPU))
             self._playing = number, itertools.islice(begun, known, None)
         found = list(itertools.islice(self._playing[1], _SNAPSHOTS_AT_A_TIME))
         return found, len(found) < _SNAPSHOTS_AT_A_TIME

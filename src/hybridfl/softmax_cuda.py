@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridfl import softmax_triton as kernels
-from hybridfl.closed_form import check_width, checked_classes
+from hybridfl.closed_form import check_size, checked_classes
 from hybridfl.cuda_evaluation import Counts, OnItsWay
 from hybridfl.data.federated import Samples
+from hybridfl.dense import Dense
 from hybridfl.evaluation import Scores
 from hybridfl.free_memory import free_bytes
 from hybridfl.protocol import Job, Update, Vector
@@ -37,11 +38,11 @@ class _Data:
     offsets: NDArray[np.int64]
     sizes: list[int]
     scale: float
-    classes: int
+    dense: Dense
 
     @classmethod
-    def of(cls, samples: Samples, num_classes: int) -> _Data:
-        checked_classes(samples, num_classes)
+    def of(cls, samples: Samples, dense: Dense) -> _Data:
+        checked_classes(samples, dense.num_classes)
         inputs = resident(samples.inputs).flatten(1)
         return cls(
             inputs=inputs if inputs.dtype == torch.uint8 else inputs.float(),
@@ -50,13 +51,13 @@ class _Data:
             offsets=samples.offsets,
             sizes=samples.num_samples.tolist(),
             scale=1.0 if samples.scale is None else samples.scale,
-            classes=num_classes,
+            dense=dense,
         )
 
     @functools.cached_property
-    def kind(self) -> tuple[torch.dtype, int, int]:
+    def kind(self) -> tuple[torch.dtype, Dense]:
         """What is compiled into a kernel: data of one kind can share a launch."""
-        return self.inputs.dtype, self.inputs.shape[1], self.classes
+        return self.inputs.dtype, self.dense
 
     @functools.cached_property
     def constants(self) -> dict[str, int | bool]:
@@ -64,24 +65,24 @@ class _Data:
         width = min(128, max(16, triton.next_power_of_2(features)))
         return {
             "FEATURES": features,
-            "CLASSES": self.classes,
+            "CLASSES": self.dense.num_classes,
             "CHUNKS": -(-features // width),
             "WIDTH": width,
-            "COLUMNS": max(16, triton.next_power_of_2(self.classes)),
+            "COLUMNS": max(16, triton.next_power_of_2(self.dense.num_classes)),
             "UNIT": 16 // self.inputs.element_size(),
             "BYTES": self.inputs.dtype == torch.uint8,
         }
 
 
 class CudaSoftmaxSGD:
-    """What `SoftmaxSGD` computes, to float32 rounding, on a GPU.
+    """What `DenseSGD` computes for softmax regression, to float32 rounding, on a GPU.
 
     A job's bits do not depend on which others it is trained with. Nothing waits for the GPU: updates are handed out
     before they are computed.
     """
 
-    def __init__(self, samples: Samples, num_classes: int, l2: float = 0.0, seed: int = 0) -> None:
-        self._data = _Data.of(samples, num_classes)
+    def __init__(self, samples: Samples, dense: Dense, l2: float = 0.0, seed: int = 0) -> None:
+        self._data = _Data.of(samples, dense)
         self._l2 = l2
         self._seed = seed
 
@@ -145,7 +146,7 @@ def _train(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]]) -> list[Update]:
     )
     received = pairs[0][1].weights
     size = received.numel()
-    check_width(received, first.inputs.shape[1], first.classes)
+    check_size(received, first.inputs.shape[1], first.dense)
 
     jobs = [job for _, job in pairs]
     devices = np.array([job.device for job in jobs])
@@ -251,10 +252,10 @@ class CudaSoftmaxEvaluation:
     """What `Evaluation` computes for `LogisticRegression` with cross-entropy, on a GPU, for many runs at once."""
 
     def __init__(
-        self, num_classes: int, train: Samples, test: Samples, stragglers: NDArray[np.bool_], l2: float = 0.0
+        self, dense: Dense, train: Samples, test: Samples, stragglers: NDArray[np.bool_], l2: float = 0.0
     ) -> None:
-        self._train = _Data.of(train, num_classes)
-        self._test = _Data.of(test, num_classes)
+        self._train = _Data.of(train, dense)
+        self._test = _Data.of(test, dense)
         from_straggler = stragglers[test.device_of]
         self._late = uploaded(from_straggler.astype(np.uint8))
         self._counts = Counts(len(train.index), int((~from_straggler).sum()), int(from_straggler.sum()), l2)
@@ -289,7 +290,7 @@ def _totals(wanted: Sequence[tuple[CudaSoftmaxEvaluation, Vector]]) -> Tensor:
     """[wanted, 5]: the sums `Counts.scores` takes. Training and test samples are two entries of one launch."""
     evaluation, origin = wanted[0]
     first, late = evaluation._train, evaluation._late
-    check_width(origin, first.inputs.shape[1], first.classes)
+    check_size(origin, first.inputs.shape[1], first.dense)
     rows = np.concatenate([own._rows for own, _ in wanted])
     table = np.zeros((len(rows), 8), dtype=np.int64)
     table[:, 0] = np.repeat([weights.data_ptr() for _, weights in wanted], 2)

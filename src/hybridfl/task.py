@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
-from hybridfl.training import Loss, cross_entropy
+from hybridfl.losses import Loss, cross_entropy
 from hybridfl.vectors import flatten
 
 

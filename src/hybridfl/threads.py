@@ -7,7 +7,9 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _AVAILABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 CORES = min(_AVAILABLE, max(1, int(os.environ.get("HYBRIDFL_THREADS", _AVAILABLE))))
@@ -36,3 +38,14 @@ def _pool(process: int) -> ThreadPoolExecutor:
     # The last call counts for threads that are started later, and those are not ours.
     torch.set_num_threads(ours)
     return threads
+
+
+def shared_out(loads: NDArray[np.int64], threads: int) -> list[NDArray[np.int64]]:
+    """The numbers of some loads, dealt out largest first to whoever has least; empty hands are left out."""
+    hands: list[list[int]] = [[] for _ in range(threads)]
+    totals = [0] * threads
+    for job in np.argsort(-loads, kind="stable"):
+        least = totals.index(min(totals))
+        hands[least].append(int(job))
+        totals[least] += int(loads[job])
+    return [np.array(hand) for hand in hands if hand]

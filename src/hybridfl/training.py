@@ -5,29 +5,24 @@ from __future__ import annotations
 import copy
 import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, wait
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
+from hybridfl.losses import Loss, cross_entropy, loss_by_sample
 from hybridfl.protocol import Job, Trainer, Update, Vector, Work
-from hybridfl.threads import pool
+from hybridfl.threads import CORES, pool, shared_out
 from hybridfl.vectors import unflatten
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""(outputs [batch, …], targets [batch, …]) → one loss a sample, [batch]."""
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """−log softmax(outputs)[target], one number a sample."""
-    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 class JointTrainer(Trainer, Protocol):
@@ -55,9 +50,9 @@ class LocalSGD:
     different versions, rates and μ share it. They are ordered by their number of steps, so a step touches exactly the
     jobs that still have one to take.
 
-    A job with recurrent layers or with large steps is trained for itself instead, from its first step to its last:
-    weights stay in the core's cache, and PyTorch's fused recurrent layers beat every way of stacking devices
-    (docs/data.md has the numbers). Either way it is one thread's work, so bits do not depend on the number of cores.
+    A job with recurrent layers or with large steps is trained for itself instead, from its first step to its last: weights
+    stay in the core's cache, and PyTorch's fused recurrent layers beat every way of stacking devices
+    (docs/performance.md has the numbers). Either way it is one thread's work, so bits do not depend on the number of cores.
     """
 
     def __init__(
@@ -79,11 +74,19 @@ class LocalSGD:
 
     @staticmethod
     def together(wanted: Sequence[tuple[LocalSGD, Sequence[Job]]]) -> list[list[Update]]:
-        """Each bundle of each trainer by one thread, those with most samples first."""
-        bundles = [(own, jobs, bundle) for own, jobs in wanted for bundle in own.bundles(jobs)]
-        bundles.sort(key=lambda each: -each[0]._load([each[1][place] for place in each[2]]))
+        """Bundles of all trainers' jobs, dealt out to the threads by how many samples they visit."""
+        bundles = [bundle for number, (own, jobs) in enumerate(wanted) for bundle in own._ready(number, jobs)]
+        loads = np.array([bundle.load for bundle in bundles])
+        updates: dict[tuple[int, int], Update] = {}
         stop = threading.Event()
-        futures = [pool().submit(own._train, [jobs[place] for place in places], stop) for own, jobs, places in bundles]
+
+        def train(hand: NDArray[np.int64]) -> None:
+            for mine in hand:
+                bundle = bundles[mine]
+                answers = wanted[bundle.trainer][0]._train(bundle, stop)
+                updates.update(zip(((bundle.trainer, place) for place in bundle.places), answers, strict=True))
+
+        futures = [pool().submit(train, hand) for hand in shared_out(loads, CORES)]
         try:
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
             for future in done:
@@ -92,60 +95,65 @@ class LocalSGD:
             # An interrupt, or an error in one job: nobody wants the others' answers, and the process could not end.
             stop.set()
             raise
-        updates = {
-            (id(jobs), place): update
-            for (_, jobs, places), future in zip(bundles, futures, strict=True)
-            for place, update in zip(places, future.result(), strict=True)
-        }
-        return [[updates[id(jobs), place] for place in range(len(jobs))] for _, jobs in wanted]
+        return [[updates[number, place] for place in range(len(jobs))] for number, (_, jobs) in enumerate(wanted)]
 
     def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
         alone = [[place] for place, job in enumerate(jobs) if self._is_large(job)]
         small = [place for place, job in enumerate(jobs) if not self._is_large(job)]
         return [*alone, small] if small else alone
 
-    def _load(self, jobs: Sequence[Job]) -> int:
-        return sum(int(self._samples.num_samples[job.device]) * job.work.epochs for job in jobs)
+    def _ready(self, number: int, jobs: Sequence[Job]) -> Iterator[_Bundle]:
+        """The bundles with their batches, which are drawn for all in one go."""
+        bundles = self.bundles(jobs)
+        alone = [places[0] for places in bundles if len(places) == 1]
+        batches = Batches.of([jobs[place] for place in alone], self._samples, self._seed) if alone else None
+        for places in bundles:
+            own = [jobs[place] for place in places]
+            if batches is not None and len(places) == 1:
+                yield _Bundle(number, places, own, batches.part(alone.index(places[0])))
+            else:
+                yield _Bundle(number, places, own, Batches.of(own, self._samples, self._seed))
 
-    def _train(self, jobs: Sequence[Job], stop: threading.Event) -> list[Update]:
-        """One bundle."""
-        if len(jobs) == 1 and self._is_large(jobs[0]):
-            return [self._train_alone(jobs[0], stop)]
-        return self._train_stacked(jobs, stop)
+    def _train(self, bundle: _Bundle, stop: threading.Event) -> list[Update]:
+        if len(bundle.jobs) == 1 and self._is_large(bundle.jobs[0]):
+            return [self._train_alone(bundle.jobs[0], bundle.batches, stop)]
+        return self._train_stacked(bundle.jobs, bundle.batches, stop)
 
     def _is_large(self, job: Job) -> bool:
         batch_size = min(job.work.batch_size, int(self._samples.num_samples[job.device]))
         return self._recurrent or self._num_parameters * batch_size >= ALONE_FROM
 
-    def _train_alone(self, job: Job, stop: threading.Event) -> Update:
+    def _train_alone(self, job: Job, batches: Batches, stop: threading.Event) -> Update:
         """By plain automatic differentiation."""
+        order = torch.from_numpy(batches.order).view(job.work.epochs, -1)
         model = self._own_model()
-        parameters = list(model.parameters())
         weights = job.weights.clone()
         received = list(unflatten(model, job.weights).values())
-        for parameter, view in zip(parameters, unflatten(model, weights).values(), strict=True):
+        for parameter, view in zip(model.parameters(), unflatten(model, weights).values(), strict=True):
             parameter.data = view  # a step on the parameters is a step on `weights`
+        losses = []
+        for epoch, rows_of_epoch in enumerate(order, start=1):
+            for rows in torch.split(rows_of_epoch, int(batches.batch_sizes[0])):
+                if stop.is_set():
+                    raise CancelledError
+                inputs, targets = self._samples.take(rows)
+                value = self._step(model, inputs, targets, received, job.work)
+                if epoch == job.work.epochs:
+                    losses.append(float(value))
+        return Update(job, weights, int(batches.num_steps[0]), math.fsum(losses) / len(losses))
 
-        batches = Batches.of([job], self._samples, self._seed)
-        steps, steps_per_epoch = int(batches.num_steps[0]), int(batches.steps_per_epoch[0])
-        first = np.zeros(1, dtype=np.int64)
-        loss = 0.0
-        for step in range(steps):
-            if stop.is_set():
-                raise CancelledError
-            rows, _ = batches.at(step, first)
-            inputs, targets = self._samples.take(torch.from_numpy(rows[0]))
-            value = loss_by_sample(self._loss, model(inputs), targets).mean()
-            gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
-            with torch.no_grad():
-                descend(parameters, gradients, received, job.work, self._l2)
-            if step >= steps - steps_per_epoch:
-                loss += float(value.detach()) / steps_per_epoch
-        return Update(job, weights, steps, loss)
+    def _step(
+        self, model: nn.Module, inputs: Tensor, targets: Tensor, received: Sequence[Tensor], work: Work
+    ) -> Tensor:
+        parameters = list(model.parameters())
+        value = loss_by_sample(self._loss, model(inputs), targets).mean()
+        gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            descend(parameters, gradients, received, work, self._l2)
+        return value.detach()
 
-    def _train_stacked(self, jobs: Sequence[Job], stop: threading.Event) -> list[Update]:
+    def _train_stacked(self, jobs: Sequence[Job], batches: Batches, stop: threading.Event) -> list[Update]:
         """All jobs' gradients in one `vmap`. A batch shorter than the widest is filled up with samples of no weight."""
-        batches = Batches.of(jobs, self._samples, self._seed)
         ranked = np.argsort(-batches.num_steps, kind="stable")
         steps = batches.num_steps[ranked]
         received = torch.stack([jobs[j].weights for j in ranked])
@@ -192,6 +200,21 @@ class LocalSGD:
         return model
 
 
+@dataclass(frozen=True, eq=False)
+class _Bundle:
+    """Jobs that one thread trains in one go: of which trainer, and at which places among its jobs."""
+
+    trainer: int
+    places: list[int]
+    jobs: list[Job]
+    batches: Batches
+
+    @property
+    def load(self) -> int:
+        """How many samples are visited."""
+        return len(self.batches.order)
+
+
 def descend(
     parameters: Sequence[Tensor], gradients: Sequence[Tensor], received: Sequence[Tensor], work: Work, l2: float
 ) -> None:
@@ -220,17 +243,6 @@ def shortened(gradients: Tensor, longest: Tensor) -> Tensor:
 def is_recurrent(model: nn.Module) -> bool:
     """Whether it has recurrent layers, which PyTorch fuses but cannot stack."""
     return any(isinstance(layer, nn.RNNBase) for layer in model.modules())
-
-
-def loss_by_sample(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """`loss(outputs, targets)`, which must be one number a sample."""
-    losses = loss(outputs, targets)
-    if losses.shape != targets.shape[:1]:
-        raise InputError(
-            f"The loss returned shape {tuple(losses.shape)}, but one number for each of the {len(targets)} samples is "
-            "wanted: give it reduction='none', and outputs of the targets' shape."
-        )
-    return losses
 
 
 def check_trainable(model: nn.Module) -> None:

@@ -38,7 +38,9 @@ def beside(values: Tensor | Sequence[float], vector: Tensor) -> Tensor:
 
 def deltas(updates: Sequence[Update]) -> Tensor:
     """[m, n]: Δ_i = w_i − w_base,i of each update."""
-    return torch.stack([update.weights for update in updates]) - torch.stack([update.job.weights for update in updates])
+    bases = [update.job.weights for update in updates]
+    shared = all(base is bases[0] for base in bases)
+    return torch.stack([update.weights for update in updates]).sub_(bases[0] if shared else torch.stack(bases))
 
 
 def weighted_sum(coefficients: Tensor, rows: Tensor) -> Vector:

@@ -53,7 +53,7 @@ class Delayed:
     def of(cls, updates: Sequence[Update], version: int) -> Delayed:
         """These updates, as the joint model is at `version`."""
         bases = torch.stack([update.job.weights for update in updates])
-        deltas = torch.stack([update.weights for update in updates]) - bases
+        deltas = torch.stack([update.weights for update in updates]).sub_(bases)
         return cls(
             deltas=deltas,
             rates=torch.tensor([update.job.work.learning_rate for update in updates]),

@@ -74,7 +74,7 @@ class Memory:
 
 def _remembered(updates: Sequence[Update], with_bases: bool) -> Remembered:
     bases = torch.stack([update.job.weights for update in updates])
-    deltas = torch.stack([update.weights for update in updates]) - bases
+    deltas = torch.stack([update.weights for update in updates]).sub_(bases)
     return Remembered(
         devices=np.array([update.job.device for update in updates]),
         versions=np.array([update.job.version for update in updates]),

@@ -1,11 +1,12 @@
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
-"""The compiled loops behind `softmax.py`: no Python in any step, the interpreter's lock released."""
+"""The compiled loops behind `dense_training.py`: no Python in any step, the interpreter's lock released."""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
+RELU, TANH, SIGMOID = 0, 1, 2
 _unsigned = np.uintp
 _compiled = numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=True)
 
@@ -28,41 +29,51 @@ def train(
     pulls,
     clips,
     l2,
-    num_classes,
+    shapes,
+    kinds,
     losses,
 ):
-    """Train the jobs `mine` in place: `weights[j]` is W [classes, features] row by row, then b [classes].
+    """Train the jobs `mine` in place: `weights[j]` is W [outputs, inputs] row by row, then b [outputs], layer after layer.
 
-    Job j holds the rows index[firsts[j]:firsts[j] + num_samples[j]] and shuffles them anew for each epoch.
+    Job j holds the rows index[firsts[j]:firsts[j] + num_samples[j]] and shuffles them anew for each epoch. `shapes` has
+    (outputs, inputs, 1 if it has biases) of every layer, `kinds` the activations between them.
 
-    Inside, a row of W is followed by its bias and by zeros up to a multiple of 16 (`width`), a sample by a 1 and zeros,
+    Inside, a row of W is followed by its bias and by zeros up to a multiple of 16 (its width), a sample by a 1 and zeros,
     and there is an even number of rows: W·x + b is one product, and every inner loop is whole SIMD registers. The two
-    products run over blocks of 2 classes × 4 samples, which stay in registers. Indices are unsigned: with signed ones
+    products run over blocks of 2 rows × 4 samples, which stay in registers. Indices are unsigned: with signed ones
     Numba guards against negative indices, and nothing vectorizes. A clip of 0 is none: fast maths knows no infinity.
     """
-    features = inputs.shape[1]
-    width = _unsigned((features + 16) // 16 * 16)
-    rows = num_classes + num_classes % 2
+    layers = len(shapes)
+    classes = shapes[-1, 0]
+    widths = (shapes[:, 1] + 16) // 16 * 16
+    rows = shapes[:, 0] + shapes[:, 0] % 2
+    w_at = _offsets(rows * widths)
     widest = 0
     most = 0
     for j in mine:
         widest = max(widest, (batch_sizes[j] + 3) // 4 * 4)
         most = max(most, num_samples[j])
-    w = np.zeros(rows * width, dtype=np.float32)
+    x_at = _offsets(widths * widest)
+    z_at = _offsets(rows * widest)
+    w = np.zeros(w_at[-1], dtype=np.float32)
     received = np.zeros_like(w)
     before = np.zeros_like(w)
-    x = np.zeros(widest * width, dtype=np.float32)
-    scores = np.zeros(rows * widest, dtype=np.float32)
-    powers = np.zeros_like(scores)
+    xs = np.zeros(x_at[-1], dtype=np.float32)
+    zs = np.zeros(z_at[-1], dtype=np.float32)
+    powers = np.zeros(rows[-1] * widest, dtype=np.float32)
     tops, totals, own = np.zeros((3, widest), dtype=np.float32)
     tagged, spare = np.zeros((2, most), dtype=np.uint64)
     counts = np.zeros(1 << 11, dtype=np.int64)
     order = np.zeros(most, dtype=np.int64)
     for j in mine:
-        _pack(weights[j], w, num_classes, features, width)
+        flat_at = 0
+        for layer in range(layers):
+            part = w[w_at[layer] : w_at[layer + 1]]
+            flat_at += _pack(weights[j][flat_at:], part, shapes[layer], _unsigned(widths[layer]))
         received[:] = w
         rate, pull = np.float32(rates[j]), np.float32(pulls[j])
         keep = np.float32(1.0 - rates[j] * (2.0 * l2 + pulls[j]))
+        decays = keep != np.float32(1.0) or pull != np.float32(0.0)
         loss = 0.0
         for epoch in range(epochs[j]):
             shuffle(keys[key_starts[j] + epoch], num_samples[j], tagged, spare, counts)
@@ -71,26 +82,109 @@ def train(
             for first in range(0, num_samples[j], batch_sizes[j]):
                 batch = order[first : min(first + batch_sizes[j], num_samples[j])]
                 count = (batch.size + 3) // 4 * 4
-                _gather(inputs, scale, batch, x, width)
-                _forward(w, x, scores, count, rows, width)
+                _gather(inputs, scale, batch, xs[: x_at[1]], _unsigned(widths[0]), shapes[0, 2])
+                for layer in range(layers):
+                    x = xs[x_at[layer] : x_at[layer + 1]]
+                    z = zs[z_at[layer] : z_at[layer + 1]]
+                    _forward(w[w_at[layer] : w_at[layer + 1]], x, z, count, rows[layer], _unsigned(widths[layer]))
+                    if layer < layers - 1:
+                        after = xs[x_at[layer + 1] : x_at[layer + 2]]
+                        _activate(kinds[layer], z, after, batch.size, count, shapes[layer + 1], widths[layer + 1])
+                scores = zs[z_at[layers - 1] : z_at[layers]]
                 if epoch == epochs[j] - 1:
                     _scores_of_targets(scores, targets, batch, count, own)
-                _softmax(scores, tops, totals, powers, count, num_classes)
+                _softmax(scores, tops, totals, powers, count, classes)
                 if epoch == epochs[j] - 1:
                     batch_loss = 0.0
                     for s in range(batch.size):
                         batch_loss += np.log(totals[s]) + tops[s] - own[s]
                     loss += batch_loss / batch.size
-                _residuals(scores, totals, targets, batch, count, num_classes)
+                _residuals(scores, totals, targets, batch, count, classes)
                 if clips[j] > 0.0:
                     before[:] = w
-                for i in range(w.size):
-                    w[i] = keep * w[i] + rate * pull * received[i]
-                _backward(w, x, scores, count, rows, width, rate / np.float32(batch.size))
+                for layer in range(layers - 1, -1, -1):
+                    part = w[w_at[layer] : w_at[layer + 1]]
+                    x = xs[x_at[layer] : x_at[layer + 1]]
+                    z = zs[z_at[layer] : z_at[layer + 1]]
+                    if layer > 0:
+                        earlier = zs[z_at[layer - 1] : z_at[layer]]
+                        _to_earlier(part, z, earlier, count, shapes[layer], widths[layer])
+                        _slope(kinds[layer - 1], x, earlier, count, shapes[layer, 1], widths[layer])
+                    if decays:
+                        start = received[w_at[layer] : w_at[layer + 1]]
+                        for i in range(part.size):
+                            part[i] = keep * part[i] + rate * pull * start[i]
+                    _backward(part, x, z, count, rows[layer], _unsigned(widths[layer]), rate / np.float32(batch.size))
                 if clips[j] > 0.0:
                     _shorten_step(w, before, rates[j] * clips[j])
-        _unpack(w, weights[j], num_classes, features, width)
+        flat_at = 0
+        for layer in range(layers):
+            part = w[w_at[layer] : w_at[layer + 1]]
+            flat_at += _unpack(part, weights[j][flat_at:], shapes[layer], _unsigned(widths[layer]))
         losses[j] = loss / ((num_samples[j] + batch_sizes[j] - 1) // batch_sizes[j])
+
+
+@_compiled
+def _offsets(sizes):
+    """0 and the sums of the first, the first two, … sizes."""
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    for i in range(len(sizes)):
+        offsets[i + 1] = offsets[i] + sizes[i]
+    return offsets
+
+
+@_compiled
+def _activate(kind, z, x, size, count, shape, width):
+    """x[s, c] ← f(z[c, s]), followed by a 1 where the next layer has biases; rows that fill up a block are 0."""
+    inputs, has_bias = shape[1], shape[2]
+    for s in range(count):
+        at = s * width
+        if s >= size:
+            x[at : at + width] = np.float32(0.0)
+            continue
+        if kind == RELU:
+            for c in range(inputs):
+                x[at + c] = max(z[c * count + s], np.float32(0.0))
+        elif kind == TANH:
+            for c in range(inputs):
+                x[at + c] = np.tanh(z[c * count + s])
+        else:
+            for c in range(inputs):
+                x[at + c] = np.float32(1.0) / (np.float32(1.0) + np.exp(-z[c * count + s]))
+        x[at + inputs] = np.float32(has_bias)
+
+
+@_compiled
+def _to_earlier(w, z, earlier, count, shape, width):
+    """earlier[k, s] ← Σ_c w[c, k]·z[c, s]: a layer's gradient with respect to what it reads."""
+    for k in range(shape[1]):
+        row = earlier[k * count : (k + 1) * count]
+        row[:] = np.float32(0.0)
+        for c in range(shape[0]):
+            factor = w[c * width + k]
+            at = _unsigned(c * count)
+            for s in range(_unsigned(count)):
+                row[s] += factor * z[at + s]
+
+
+@_compiled
+def _slope(kind, x, earlier, count, inputs, width):
+    """earlier[k, s] ← earlier[k, s]·f'(z), written with x = f(z)."""
+    one = np.float32(1.0)
+    for k in range(inputs):
+        at = k * count
+        if kind == RELU:
+            for s in range(count):
+                if x[s * width + k] <= np.float32(0.0):
+                    earlier[at + s] = np.float32(0.0)
+        elif kind == TANH:
+            for s in range(count):
+                a = x[s * width + k]
+                earlier[at + s] *= one - a * a
+        else:
+            for s in range(count):
+                a = x[s * width + k]
+                earlier[at + s] *= a * (one - a)
 
 
 @_compiled
@@ -158,14 +252,14 @@ def score(weights, inputs, scale, targets, rows_of, num_classes, losses, right):
     width = _unsigned((features + 16) // 16 * 16)
     rows = num_classes + num_classes % 2
     w = np.zeros(rows * width, dtype=np.float32)
-    _pack(weights, w, num_classes, features, width)
+    _pack(weights, w, np.array([num_classes, features, 1]), width)
     x = np.zeros(64 * width, dtype=np.float32)
     scores = np.zeros(rows * 64, dtype=np.float32)
     powers = np.zeros_like(scores)
     tops, totals, own = np.zeros((3, 64), dtype=np.float32)
     for first in range(0, rows_of.size, 64):
         batch = rows_of[first : first + 64]
-        _gather(inputs, scale, batch, x, width)
+        _gather(inputs, scale, batch, x, width, 1)
         _forward(w, x, scores, 64, rows, width)
         _scores_of_targets(scores, targets, batch, 64, own)
         for s in range(batch.size):
@@ -180,29 +274,37 @@ def score(weights, inputs, scale, targets, rows_of, num_classes, losses, right):
 
 
 @_compiled
-def _pack(flat, w, num_classes, features, width):
-    for c in range(num_classes):
-        w[c * width : c * width + features] = flat[c * features : (c + 1) * features]
-        w[c * width + features] = flat[num_classes * features + c]
+def _pack(flat, w, shape, width):
+    """A layer's weights and biases, from a flat vector; returns how many numbers of it they are."""
+    outputs, inputs, has_bias = shape
+    for c in range(outputs):
+        w[c * width : c * width + inputs] = flat[c * inputs : (c + 1) * inputs]
+        if has_bias:
+            w[c * width + inputs] = flat[outputs * inputs + c]
+    return outputs * (inputs + has_bias)
 
 
 @_compiled
-def _unpack(w, flat, num_classes, features, width):
-    for c in range(num_classes):
-        flat[c * features : (c + 1) * features] = w[c * width : c * width + features]
-        flat[num_classes * features + c] = w[c * width + features]
+def _unpack(w, flat, shape, width):
+    """Likewise, back into the flat vector."""
+    outputs, inputs, has_bias = shape
+    for c in range(outputs):
+        flat[c * inputs : (c + 1) * inputs] = w[c * width : c * width + inputs]
+        if has_bias:
+            flat[outputs * inputs + c] = w[c * width + inputs]
+    return outputs * (inputs + has_bias)
 
 
 @_compiled
-def _gather(inputs, scale, batch, x, width):
-    """x[s] ← (sample, 1, 0 …); rows that fill up a block of four samples are 0."""
+def _gather(inputs, scale, batch, x, width, has_bias):
+    """x[s] ← (sample, 1, 0 …); rows that fill up a block of four samples are 0. Without biases the 1 is a 0."""
     features = inputs.shape[1]
     for s in range(batch.size):
         sample = inputs[batch[s]]
         at = _unsigned(s) * width
         for d in range(_unsigned(features)):
             x[at + d] = scale * np.float32(sample[d])
-        x[at + _unsigned(features)] = np.float32(1.0)
+        x[at + _unsigned(features)] = np.float32(has_bias)
     for i in range(_unsigned(batch.size) * width, _unsigned((batch.size + 3) // 4 * 4) * width):
         x[i] = np.float32(0.0)
 

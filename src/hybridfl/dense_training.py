@@ -1,5 +1,5 @@
 # mypy: allow-untyped-calls
-"""Training and scoring `LogisticRegression`, whose gradient has a closed form: compiled loops on all cores."""
+"""Training chains of linear layers, and scoring softmax regression: compiled loops on all cores."""
 
 from __future__ import annotations
 
@@ -13,30 +13,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hybridfl.closed_form import check_width, checked_classes
+from hybridfl.closed_form import check_size, checked_classes
 from hybridfl.data.federated import Samples
+from hybridfl.dense import Dense
+from hybridfl.dense_kernels import score, train
 from hybridfl.protocol import Job, Update, Vector
 from hybridfl.randomness import keys
-from hybridfl.softmax_kernels import score, train
-from hybridfl.threads import CORES, pool
+from hybridfl.threads import CORES, pool, shared_out
 
 
-class SoftmaxSGD:
-    """w ← w − η·((1/B) Σ_s (softmax(W·x_s + b) − 1_{y_s})·(x_s, 1)ᵀ + 2ε·w + μ·(w − w_received))
+class DenseSGD:
+    """W_l ← W_l − η·(δ_lᵀ·a_{l−1} + 2ε·W_l + μ·(W_l − W_l,received))
 
-    What `LocalSGD` computes for `LogisticRegression` with cross-entropy, to float32 rounding, without Python in any step;
-    the gradient in brackets is shortened to the work's `clip` where it is longer. A job is trained by one thread from its
-    first step to its last, so its bits do not depend on the others; threads share the jobs by their number of samples.
+        δ_last = (softmax(z) − 1_y)/B,   δ_{l−1} = (δ_l·W_l)⊙f'(z_{l−1})
+
+    a_l = f(z_l): a layer's outputs after its activation, followed by a 1 for the biases; a_0 = x. What `LocalSGD` computes for
+    such a chain with cross-entropy, to float32 rounding, without Python in any step; the gradient in brackets is shortened
+    to the work's `clip` where it is longer. A job is trained by one thread from its first step to its last, so its bits
+    do not depend on the others; threads share the jobs by their number of samples.
     """
 
     def __init__(
-        self, samples: Samples, num_classes: int, l2: float = 0.0, seed: int = 0, threads: int | None = None
+        self, samples: Samples, dense: Dense, l2: float = 0.0, seed: int = 0, threads: int | None = None
     ) -> None:
         self._samples = samples
         self._inputs = samples.inputs.flatten(1).contiguous().numpy()
         self._scale = _scale(samples)
-        self._targets = checked_classes(samples, num_classes).numpy()
-        self._num_classes = num_classes
+        self._targets = checked_classes(samples, dense.num_classes).numpy()
+        self._dense = dense
+        self._shapes = np.array(dense.shapes)
+        self._kinds = np.array(dense.activations, dtype=np.int64)
         self._l2 = l2
         self._seed = seed
         self._threads = threads or CORES
@@ -45,7 +51,7 @@ class SoftmaxSGD:
         return self.together([(self, jobs)])[0]
 
     @staticmethod
-    def together(wanted: Sequence[tuple[SoftmaxSGD, Sequence[Job]]]) -> list[list[Update]]:
+    def together(wanted: Sequence[tuple[DenseSGD, Sequence[Job]]]) -> list[list[Update]]:
         """The jobs of several trainers, dealt out to the threads as if they were one trainer's."""
         answers: list[list[Update]] = [[] for _ in wanted]
         for numbers, parts in _rounds(wanted):
@@ -55,7 +61,7 @@ class SoftmaxSGD:
             threads = max(wanted[number][0]._threads for number in numbers)
             futures = [
                 pool().submit(_train_hand, [(part, place[hand[owner[hand] == p]]) for p, part in enumerate(parts)])
-                for hand in _shared_out(loads, threads)
+                for hand in shared_out(loads, threads)
             ]
             for future in futures:
                 future.result()
@@ -68,7 +74,7 @@ class SoftmaxSGD:
 
     def _prepared(self, jobs: Sequence[Job]) -> _Part:
         for job in jobs:
-            check_width(job.weights, self._inputs.shape[1], self._num_classes)
+            check_size(job.weights, self._inputs.shape[1], self._dense)
         devices, versions, repeats, epochs, sizes = np.array(
             [(job.device, job.version, job.repeat, job.work.epochs, job.work.batch_size) for job in jobs],
             dtype=np.int64,
@@ -103,7 +109,8 @@ class SoftmaxSGD:
                 np.array([job.work.proximal for job in jobs]),
                 np.array([job.work.clip if math.isfinite(job.work.clip) else 0.0 for job in jobs]),
                 self._l2,
-                self._num_classes,
+                self._shapes,
+                self._kinds,
                 losses,
             ),
         )
@@ -138,7 +145,7 @@ def _train_hand(hand: Sequence[tuple[_Part, NDArray[np.int64]]]) -> None:
 
 
 def _rounds(
-    wanted: Sequence[tuple[SoftmaxSGD, Sequence[Job]]],
+    wanted: Sequence[tuple[DenseSGD, Sequence[Job]]],
 ) -> Iterator[tuple[list[int], list[_Part]]]:
     """All jobs in rounds of at most 256 MB of weights, so that room to work in does not grow with their number."""
     pairs = [(number, job) for number, (_, jobs) in enumerate(wanted) for job in jobs]
@@ -151,15 +158,15 @@ def _rounds(
 
 
 class SoftmaxForward:
-    """What `ModuleForward` computes for `LogisticRegression` with cross-entropy, to float32 rounding."""
+    """What `ModuleForward` computes for softmax regression with cross-entropy, to float32 rounding."""
 
-    def __init__(self, num_classes: int) -> None:
-        self._num_classes = num_classes
+    def __init__(self, dense: Dense) -> None:
+        self._dense = dense
 
     def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         inputs = samples.inputs.flatten(1).numpy()
-        targets = checked_classes(samples, self._num_classes).numpy()
-        check_width(weights, inputs.shape[1], self._num_classes)
+        targets = checked_classes(samples, self._dense.num_classes).numpy()
+        check_size(weights, inputs.shape[1], self._dense)
         losses = np.empty(len(rows), dtype=np.float32)
         right = np.empty(len(rows), dtype=np.bool_)
         parts = [
@@ -169,7 +176,7 @@ class SoftmaxForward:
                 _scale(samples),
                 targets,
                 part,
-                self._num_classes,
+                self._dense.num_classes,
                 losses[part_at],
                 right[part_at],
             )
@@ -188,14 +195,3 @@ def _pieces(rows: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], slice]]:
     """The rows in one piece a core, and where each piece belongs."""
     size = max(1, -(-len(rows) // CORES))
     return [(rows[first : first + size], slice(first, first + size)) for first in range(0, len(rows), size)]
-
-
-def _shared_out(loads: NDArray[np.int64], threads: int) -> list[NDArray[np.int64]]:
-    """The jobs' numbers, dealt out largest first to whoever has least; empty hands are left out."""
-    hands: list[list[int]] = [[] for _ in range(threads)]
-    totals = [0] * threads
-    for job in np.argsort(-loads, kind="stable"):
-        least = totals.index(min(totals))
-        hands[least].append(int(job))
-        totals[least] += int(loads[job])
-    return [np.array(hand) for hand in hands if hand]

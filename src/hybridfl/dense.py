@@ -1,0 +1,56 @@
+"""Models that are a chain of linear layers with activations between them: their gradients have a closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from hybridfl.losses import Loss, cross_entropy
+from hybridfl.models import LogisticRegression
+
+ACTIVATIONS: tuple[type[nn.Module], ...] = (nn.ReLU, nn.Tanh, nn.Sigmoid)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """(outputs, inputs, 1 if it has biases else 0) of every linear layer; between two of them, a number in `ACTIVATIONS`.
+
+    One layer and nothing between is softmax regression.
+    """
+
+    shapes: tuple[tuple[int, int, int], ...]
+    activations: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: Loss) -> Dense | None:
+        """`model` as a chain, if it is one, perhaps after a Flatten, and the loss is cross-entropy; else None."""
+        if loss is not cross_entropy:
+            return None
+        if type(model) is LogisticRegression:
+            return cls(((model.linear.out_features, model.linear.in_features, 1),))
+        layers = list(model) if type(model) is nn.Sequential else []
+        if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
+            layers = layers[1:]
+        linear = [each for each in layers[::2] if type(each) is nn.Linear]
+        between = [type(each) for each in layers[1::2]]
+        if len(linear) != len(between) + 1 or not all(kind in ACTIVATIONS for kind in between):
+            return None
+        shapes = tuple((each.out_features, each.in_features, int(each.bias is not None)) for each in linear)
+        return cls(shapes, tuple(ACTIVATIONS.index(kind) for kind in between))
+
+    @property
+    def is_softmax_regression(self) -> bool:
+        return len(self.shapes) == 1 and self.shapes[0][2] == 1
+
+    @property
+    def num_features(self) -> int:
+        return self.shapes[0][1]
+
+    @property
+    def num_classes(self) -> int:
+        return self.shapes[-1][0]
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(outputs * (inputs + bias) for outputs, inputs, bias in self.shapes)
