@@ -22,7 +22,7 @@ from hybridfl.errors import InputError
 from hybridfl.losses import Loss, cross_entropy, loss_by_sample
 from hybridfl.protocol import Job, Trainer, Update, Vector, Work
 from hybridfl.threads import CORES, pool, shared_out
-from hybridfl.vectors import unflatten
+from hybridfl.vectors import flatten, unflatten
 
 
 class JointTrainer(Trainer, Protocol):
@@ -127,10 +127,10 @@ class LocalSGD:
         """By plain automatic differentiation."""
         order = torch.from_numpy(batches.order).view(job.work.epochs, -1)
         model = self._own_model()
-        weights = job.weights.clone()
         received = list(unflatten(model, job.weights).values())
-        for parameter, view in zip(model.parameters(), unflatten(model, weights).values(), strict=True):
-            parameter.data = view  # a step on the parameters is a step on `weights`
+        with torch.no_grad():
+            for parameter, start in zip(model.parameters(), received, strict=True):
+                parameter.copy_(start)
         losses = []
         for epoch, rows_of_epoch in enumerate(order, start=1):
             for rows in torch.split(rows_of_epoch, int(batches.batch_sizes[0])):
@@ -140,7 +140,7 @@ class LocalSGD:
                 value = self._step(model, inputs, targets, received, job.work)
                 if epoch == job.work.epochs:
                     losses.append(float(value))
-        return Update(job, weights, int(batches.num_steps[0]), math.fsum(losses) / len(losses))
+        return Update(job, flatten(model), int(batches.num_steps[0]), math.fsum(losses) / len(losses))
 
     def _step(
         self, model: nn.Module, inputs: Tensor, targets: Tensor, received: Sequence[Tensor], work: Work
