@@ -66,7 +66,6 @@ class LocalSGD:
         self._seed = seed
         self._recurrent = is_recurrent(model)
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._gradients = vmap(grad_and_value(self._batch_loss))
         self._own = threading.local()
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
@@ -154,6 +153,14 @@ class LocalSGD:
 
     def _train_stacked(self, jobs: Sequence[Job], batches: Batches, stop: threading.Event) -> list[Update]:
         """All jobs' gradients in one `vmap`. A batch shorter than the widest is filled up with samples of no weight."""
+        model = self._own_model()
+
+        def batch_loss(weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+            """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""
+            outputs = functional_call(model, unflatten(model, weights), (inputs,))
+            return (loss_by_sample(self._loss, outputs, targets) * shares).sum()
+
+        gradients_of = vmap(grad_and_value(batch_loss))
         ranked = np.argsort(-batches.num_steps, kind="stable")
         steps = batches.num_steps[ranked]
         received = torch.stack([jobs[j].weights for j in ranked])
@@ -173,7 +180,7 @@ class LocalSGD:
             now = weights[:active]
             filled = np.arange(rows.shape[1]) < sizes[:, None]
             shares = torch.from_numpy(filled / sizes[:, None]).to(weights.dtype)
-            gradients, values = self._gradients(now, inputs, targets, shares)
+            gradients, values = gradients_of(now, inputs, targets, shares)
             gradients = gradients + 2 * self._l2 * now + pulls[:active] * (now - received[:active])
             gradients = shortened(gradients, longest[:active])
             now -= rates[:active] * gradients
@@ -185,12 +192,6 @@ class LocalSGD:
             for row, j in enumerate(ranked)
         }
         return [updates[j] for j in range(len(jobs))]
-
-    def _batch_loss(self, weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-        """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""
-        model = self._own_model()
-        outputs = functional_call(model, unflatten(model, weights), (inputs,))
-        return (loss_by_sample(self._loss, outputs, targets) * shares).sum()
 
     def _own_model(self) -> nn.Module:
         """This thread's: whoever computes with a model changes its parameters meanwhile."""
