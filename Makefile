@@ -1,4 +1,4 @@
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-peers clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -10,9 +10,10 @@ demo: $(INSTALLED)  ## compare HFL with its rivals on synthetic data, and show t
 	$(BIN)/hybridfl compare --task synthetic --devices 100 --stragglers 0.9 --max-delay 10 --seconds 200 --seeds 3 \
 		--algorithms hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff,s-sgd --out results/demo
 
-# One thread a worker: two workers with two threads each would only get in each other's way.
+# One thread a worker: two workers with two threads each would only get in each other's way. Tests that start Ray are one
+# worker's (loadgroup): a second Ray on the machine would find the first.
 test: check  ## lint, types and all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 check: $(INSTALLED)  ## lint and types
 	$(BIN)/ruff check .
@@ -26,10 +27,13 @@ format: $(INSTALLED)  ## rewrite the code as ruff wants it
 bench: $(INSTALLED)  ## device-steps a second against the loop people write (needs Fashion-MNIST and MNIST)
 	$(BIN)/python benchmarks/simulator.py
 
+bench-peers: $(INSTALLED)  ## the same against Flower, pfl, FedJAX and FLSim, each in a virtual environment of its own (4.6 GB)
+	$(BIN)/python benchmarks/peers.py
+
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $(INSTALLED)
 
 clean:  ## remove the virtual environment, caches and results
-	rm -rf $(VENV) results .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .peers results .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,6 +40,7 @@ from hybridfl import (
     run,
 )
 from hybridfl.engines import trainer_for
+from hybridfl.protocol import Job, Trainer, Update
 from hybridfl.timing import FleetTiming
 from hybridfl.vectors import flatten
 
@@ -48,12 +49,26 @@ PAPER = FullWork(epochs=5, batch_size=64)
 SMALL = FullWork(epochs=1, batch_size=10)
 
 
+class Timed:
+    """A trainer, and how long it has trained."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.seconds = 0.0
+
+    def __call__(self, jobs: Sequence[Job]) -> list[Update]:
+        started = time.perf_counter()
+        updates = self._trainer(jobs)
+        self.seconds += time.perf_counter() - started
+        return updates
+
+
 def simulated(
-    task: Task, algorithm: Algorithm[Any], timing: FleetTiming, versions: int
+    task: Task, algorithm: Algorithm[Any], timing: FleetTiming, versions: int, trainer: Trainer | None = None
 ) -> Callable[[], tuple[int, int, float]]:
     """(steps, updates, seconds) of so many versions, trainer and data set up beforehand."""
     fleet = Fleet(task.train.num_samples, timing.expected_seconds)
-    trainer = trainer_for(task, 0)
+    trainer = trainer or trainer_for(task, 0)
 
     def play() -> tuple[int, int, float]:
         with one_torch_thread():
@@ -139,13 +154,17 @@ def with_mlp(task: Task) -> Task:
 def updates_a_second(task: Task) -> None:
     """Print task C, and how much of it is not training."""
     for name, algorithm, versions in (("FedBuff", FedBuff(local=PAPER), 100), ("HFL", HFL(local=PAPER), 40)):
-        play = simulated(task, algorithm, PaperDelays(100, stragglers=0.9, max_delay=10), versions)
+        trainer = Timed(trainer_for(task, 0))
+        play = simulated(task, algorithm, PaperDelays(100, stragglers=0.9, max_delay=10), versions, trainer)
         play()
-        speeds = []
+        speeds, overheads = [], []
         for _ in range(REPEATS):
+            trainer.seconds = 0.0
             _, updates, seconds = play()
             speeds.append(updates / seconds)
-        print(line(f"C {name}, updates/s", speeds, ",.0f"), flush=True)
+            overheads.append(seconds / trainer.seconds - 1)
+        print(line(f"C {name}, updates/s", speeds, ",.0f"))
+        print(line(f"C {name}, all but training, as part of training", overheads, ".1%"), flush=True)
 
 
 def main() -> None:

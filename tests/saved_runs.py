@@ -55,10 +55,10 @@ def saved(
 def write(folder: Path, *runs: SavedRun) -> Path:
     """Each run in a folder of its own below `folder`."""
     for place, run in enumerate(runs):
-        with RunFolder(folder / f"{place}", run.config) as files:
-            files.write(run.records[0], run.arrivals)
-            for each in run.records[1:]:
-                files.write(each, ())
+        files = RunFolder(folder / f"{place}", run.config)
+        files.write(run.records[0], run.arrivals)
+        for each in run.records[1:]:
+            files.write(each, ())
     return folder
 
 

@@ -40,7 +40,7 @@ DRAW = np.random.default_rng(0)
 def test_without_a_gpu_asking_for_it_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_named("auto") == CPU
-    with pytest.raises(InputError, match="sees no GPU here: use --device cpu"):
+    with pytest.raises(InputError, match="sees no GPU here for 'cuda': choose cpu or auto"):
         device_named("cuda")
     with pytest.raises(InputError, match="Unknown device 'tpu': give auto, cpu or cuda"):
         device_named("tpu")
@@ -125,9 +125,12 @@ def test_shuffles_are_the_same_everywhere() -> None:
 def test_the_others_in_a_launch_do_not_matter(kind: str) -> None:
     one, other = softmax_task(kind), softmax_task(kind)
     first, second = trainer_for(one, 1, CUDA), trainer_for(other, 2, CUDA)
-    mine = [on_gpu(job) for job in jobs(one, WORKS["odd batches"])]
-    theirs = [on_gpu(job) for job in jobs(other, WORKS["plain"])]
-    alone = [first(mine), second(theirs)]
+    mine = [on_gpu(job) for job in jobs(one, [*WORKS["odd batches"], *WORKS["pulled"]])]
+    theirs = [on_gpu(job) for job in jobs(other, [*WORKS["plain"], *WORKS["clipped"], *WORKS["large batches"]])]
+    alone = [
+        [update for job in mine for update in first([job])],
+        [update for job in theirs for update in second([job])],
+    ]
     together = type(first).together([(first, mine), (second, theirs)])
     for ours, separately in zip(together, alone, strict=True):
         for a, b in zip(ours, separately, strict=True):
@@ -169,6 +172,44 @@ def test_any_model_with_more_jobs_than_slots_and_in_whatever_company(which: int)
     for place in (0, 20, 44):
         [alone] = trainer([on_gpu(wanted[place])])
         assert torch.equal(alone.weights, together[place].weights)
+
+
+class StartsFromAState(nn.Module):
+    """Its LSTM is given a state, which the stackable one does not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(80, 4)
+        self.lstm = nn.LSTM(4, 8, batch_first=True)
+        self.linear = nn.Linear(8, 80)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        state = torch.ones(1, len(inputs), 8, device=inputs.device)
+        outputs, _ = self.lstm(self.embedding(inputs), (state, state))
+        logits: torch.Tensor = self.linear(outputs[:, -1])
+        return logits
+
+
+@needs_gpu
+@pytest.mark.parametrize("which", ["state", "gru"])
+def test_recurrent_models_that_cannot_be_stacked(which: str) -> None:
+    text = models()[1][0]
+    gru = nn.Sequential(nn.Embedding(80, 4), Last(nn.GRU(4, 8, batch_first=True)), nn.Linear(8, 80))
+    task = dataclasses.replace(text, model=StartsFromAState() if which == "state" else gru)
+    wanted = jobs(task, WORKS["clipped"])
+    assert_same(trainer_for(task, 5, CUDA)([on_gpu(job) for job in wanted]), trainer_for(task, 5)(wanted), 1e-4)
+
+
+class Last(nn.Module):
+    """A recurrent layer's last output."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(inputs)[0]
+        return outputs[:, -1]
 
 
 @needs_gpu

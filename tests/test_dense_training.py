@@ -1,9 +1,12 @@
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.utils.prune
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -212,6 +215,23 @@ def test_a_network_step_by_hand() -> None:
     assert update.train_loss == pytest.approx(math.log(1 + math.exp(4)), abs=1e-5)
 
 
+def tied() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+def hooked() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].register_forward_pre_hook(lambda module, inputs: (2 * inputs[0],))
+    return model
+
+
+def pruned() -> nn.Module:
+    layer = nn.Linear(2, 2)
+    torch.nn.utils.prune.l1_unstructured(layer, "weight", 0.5)  # type: ignore[no-untyped-call]
+    return nn.Sequential(layer)
+
+
 class Mine(nn.Sequential):
     """May compute anything."""
 
@@ -228,6 +248,10 @@ class Mine(nn.Sequential):
         nn.Sequential(nn.Flatten(2), nn.Linear(2, 2)),
         Mine(nn.Linear(2, 2)),
         nn.Linear(2, 2),
+        nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(2, 2)),
+        tied(),
+        hooked(),
+        pruned(),
     ],
 )
 def test_what_is_no_chain_is_left_to_others(model: nn.Module) -> None:
@@ -245,3 +269,24 @@ def test_shuffles_are_those_of_every_other_engine(key: int, size: int) -> None:
     shuffle(np.uint64(key), size, tagged, spare, np.zeros(1 << 11, dtype=np.int64))
     found = (tagged & np.uint64(0xFFFFFFFF)).astype(np.int64)
     assert found.tolist() == shuffled(np.array([key], dtype=np.uint64), np.array([size])).tolist()
+
+
+def test_it_can_be_stopped() -> None:
+    """An interrupt of the waiting thread ends the compiled loops, which would take minutes."""
+    code = """
+import signal, threading, time, torch
+from hybridfl import Job, Samples, Work
+from hybridfl.dense import Dense
+from hybridfl.dense_training import DenseSGD
+samples = Samples.from_devices([(torch.randn(20_000, 784), torch.randint(10, (20_000,)))] * 2)
+trainer = DenseSGD(samples, Dense(((10, 784, 1),)))
+trainer([Job(0, 0, torch.zeros(7850), Work(1, 20_000, 0.01), 0.0)])
+main = threading.main_thread().ident
+threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+try:
+    trainer([Job(d, 0, torch.zeros(7850), Work(10_000, 64, 0.01), 0.0) for d in range(2)])
+except KeyboardInterrupt:
+    print("stopped")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "stopped\n"

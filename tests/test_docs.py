@@ -29,7 +29,14 @@ REAL_DATA = re.compile(r"mnist|shakespeare|sent140")
 def shell_blocks() -> list[ParameterSet]:
     """Shell blocks that call `hybridfl`."""
     return [
-        pytest.param(block, id=name, marks=[pytest.mark.data] if REAL_DATA.search(block) else [])
+        pytest.param(
+            block,
+            id=name,
+            marks=[
+                *([pytest.mark.data] if REAL_DATA.search(block) else []),
+                *([pytest.mark.xdist_group("ray")] if "--ray" in block else []),
+            ],
+        )
         for name, block in blocks("sh")
         if re.search(r"^ *hybridfl ", block, re.MULTILINE)
     ]

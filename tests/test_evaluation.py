@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
@@ -12,6 +12,7 @@ from hybridfl.evaluation import Evaluation, ModuleForward
 from hybridfl.losses import cross_entropy
 from hybridfl.models import LogisticRegression
 from hybridfl.protocol import Vector
+from hybridfl.vectors import flatten
 
 ROWS = torch.zeros(10, 1)
 NORMAL, STRAGGLER = False, True
@@ -94,3 +95,29 @@ def test_forward_leaves_no_gradient_behind() -> None:
     weights = torch.zeros(4, requires_grad=True)
     losses, _ = ModuleForward(LogisticRegression(1, 2), cross_entropy)(weights, samples, samples.index)
     assert not losses.requires_grad
+
+
+class RemembersItsFeatures(nn.Module):
+    """Keeps an activation between two lines, as many models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(4, 64), nn.Linear(64, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.features = torch.relu(self.first(inputs))
+        logits: Tensor = self.head(self.features)
+        return logits
+
+
+def test_threads_do_not_share_a_model() -> None:
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(20_000, 4, generator=draw)
+    samples = Samples.from_devices([(inputs, torch.randint(3, (20_000,), generator=draw))])
+    model = RemembersItsFeatures()
+    forward = ModuleForward(model, cross_entropy)
+    with torch.no_grad():
+        expected = cross_entropy(model(inputs), samples.targets)
+    for _ in range(5):
+        losses, _ = forward(flatten(model), samples, samples.index)
+        torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)

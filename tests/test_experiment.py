@@ -255,3 +255,27 @@ def test_the_closed_form_is_taken_for_logistic_regression_only() -> None:
     assert isinstance(trainer_for(dataclasses.replace(TASK, model=Mine(60, 10)), 0), LocalSGD)
     squared = dataclasses.replace(TASK, loss=lambda outputs, targets: cross_entropy(outputs, targets) ** 2)
     assert isinstance(trainer_for(squared, 0), LocalSGD)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "model"),
+    [
+        (torch.zeros(6, 4, dtype=torch.float64), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))),
+        (torch.zeros(6, 5), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))),
+        (torch.zeros(6, 4), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(4, 2))),
+        (torch.zeros(6, 2, 3), nn.Sequential(nn.Linear(6, 2))),
+        (torch.zeros(6), LogisticRegression(1, 2)),
+    ],
+)
+def test_a_chain_that_does_not_fit_is_refused(inputs: Tensor, model: nn.Module) -> None:
+    task = Task.from_devices([(inputs, torch.zeros(6, dtype=torch.int64))] * 2, model)
+    with pytest.raises(InputError, match=r"does not fit the samples|one number a sample"):
+        list(execute(Run(task, HFL(local=LOCAL), ConstantSeconds(2), rounds=1)))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs Linux to count open files")
+def test_many_runs_do_not_keep_many_files_open(tmp_path: Path) -> None:
+    before = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    runs = [Run(TASK, HFL(local=LOCAL), TIMING, rounds=1, seed=seed) for seed in range(20)]
+    for _ in save_all(runs, [tmp_path / str(run.seed) for run in runs]):
+        assert sum(1 for _ in Path("/proc/self/fd").iterdir()) < before + 10

@@ -17,6 +17,7 @@ from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.data.synthetic import synthetic
 from hybridfl.dense_training import DenseSGD
 from hybridfl.engines import CPU
+from hybridfl.errors import InputError
 from hybridfl.experiment import execute
 from hybridfl.lockstep import execute_all
 from hybridfl.plan import Run
@@ -146,3 +147,24 @@ def test_the_collector_is_put_back() -> None:
     [task, _] = softmax_tasks()
     list(execute(Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), rounds=1)))
     assert gc.get_freeze_count() == 0
+
+
+def test_two_iterations_at_once_leave_threads_as_they_were() -> None:
+    [task, _] = softmax_tasks()
+    before = torch.get_num_threads()
+    one, other = (execute(Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), rounds=2)) for _ in range(2))
+    next(one), next(other)
+    assert torch.get_num_threads() == before
+    list(one), list(other)
+    assert torch.get_num_threads() == before
+
+
+def test_no_runs_are_no_records() -> None:
+    assert list(execute_all([], CPU)) == []
+
+
+def test_an_error_in_a_run_names_it() -> None:
+    [task, _] = softmax_tasks()
+    plan = Run(task, FedAvg(Uniform(10)), PaperDelays(8, 0.5, 4), rounds=1, seed=3, label="mine")
+    with pytest.raises(InputError, match="mine, seed 3: 10 participants a round, but the fleet has 8 devices"):
+        list(execute(plan))

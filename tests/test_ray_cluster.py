@@ -33,7 +33,7 @@ from hybridfl.timing import PaperDelays
 
 ray = pytest.importorskip("ray")
 LOCAL = FullWork(epochs=2, batch_size=16)
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]  # warnings are Ray's own
 
 
 @pytest.fixture(scope="module")
@@ -145,14 +145,16 @@ def test_a_users_mistake_on_a_worker_is_one_line_here(cluster: Cluster) -> None:
         list(execute_on_cluster([Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), rounds=1)], cluster))
 
 
-def test_work_that_kills_every_worker_is_given_up(cluster: Cluster) -> None:
-    def deadly(worker: Any) -> Any:
-        kill(worker)
-        time.sleep(0.1)
-        return worker.pid.remote()
+class Deadly:
+    """Whoever unpacks it dies."""
 
+    def __reduce__(self) -> Any:
+        return os._exit, (1,)
+
+
+def test_work_that_kills_every_worker_is_given_up(cluster: Cluster) -> None:
     with pytest.raises(InputError, match="5 Ray workers died over the same piece of work"):
-        cluster.answers([deadly])
+        cluster.answers([lambda worker: worker.train.remote([Deadly()])])
 
 
 def test_a_cluster_without_a_free_cpu_is_an_error_that_says_so(cluster: Cluster) -> None:
@@ -163,17 +165,24 @@ def test_a_cluster_without_a_free_cpu_is_an_error_that_says_so(cluster: Cluster)
 
 
 def test_ray_trains_on_cpus(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="Ray's workers train on their CPUs"):
-        list(save_all(plans()[:1], [tmp_path], device="cuda", ray="auto"))
-
-
-def test_without_a_cluster_at_an_address_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def nobody(**options: Any) -> None:
-        raise ConnectionError
-
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", nobody)
-    with pytest.raises(
-        InputError, match=r"No Ray cluster answers at '10.0.0.1:6379': start one with `ray start --head`"
+    for device, message in (
+        ("cuda", "Ray's workers train on their CPUs|no GPU"),
+        ("banana", "Unknown device 'banana'"),
     ):
-        connected("10.0.0.1:6379")
+        with pytest.raises(InputError, match=message):
+            list(save_all(plans()[:1], [tmp_path], device=device, ray="auto"))
+
+
+@pytest.mark.parametrize(
+    "address", ["foo", "", "localhost:port", "localhost:1", "ray://localhost:1", "localhost:99999999"]
+)
+def test_without_a_cluster_at_an_address_the_error_says_so(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    with pytest.raises(InputError, match=r"No Ray cluster answers at|is no address of a Ray cluster"):
+        connected(address)
+
+
+def test_a_cluster_can_play_twice(cluster: Cluster) -> None:
+    [run, *_] = plans()
+    first = [without_the_clock(snapshot) for _, snapshot in execute_on_cluster([run], cluster)]
+    assert first == [without_the_clock(snapshot) for _, snapshot in execute_on_cluster([run], cluster)] == alone(run)

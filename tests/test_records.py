@@ -41,9 +41,9 @@ DISCARDED = Arrival(device=7, version=0, sent_at=0.5, arrived_at=2.5, staleness=
 
 
 def write(folder: Path, *records: Record, config: Config = CONFIG) -> None:
-    with RunFolder(folder, config) as files:
-        for record in records:
-            files.write(record, (MERGED, DISCARDED))
+    files = RunFolder(folder, config)
+    for record in records:
+        files.write(record, (MERGED, DISCARDED))
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_nan_is_written_as_null_and_read_as_nan(tmp_path: Path) -> None:
 
 
 def test_a_record_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    with RunFolder(tmp_path, CONFIG) as files:
-        files.write(FIRST, (MERGED,))
-        assert load(tmp_path).records == (FIRST,)
-        assert load(tmp_path).arrivals == (MERGED,)
+    files = RunFolder(tmp_path, CONFIG)
+    files.write(FIRST, (MERGED,))
+    assert load(tmp_path).records == (FIRST,)
+    assert load(tmp_path).arrivals == (MERGED,)
 
 
 @pytest.mark.parametrize("name", ["records.jsonl", "arrivals.jsonl"])

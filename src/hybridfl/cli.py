@@ -155,6 +155,7 @@ def run(
 ) -> None:
     """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
     from hybridfl.comparison import Comparison, slug
+    from hybridfl.engines import device_named
     from hybridfl.experiment import save_all
     from hybridfl.progress import RunsDisplay
     from hybridfl.records import check_folder
@@ -180,6 +181,7 @@ def run(
     plan.check()
     check_folder(folder, plan.config())
     _print_notes(plan.task, quiet)
+    device_named(device)
     interrupted = False
     record = None
     with RunsDisplay([plan], quiet) as display:
@@ -243,6 +245,7 @@ def compare(
     They get equal virtual time (--seconds, 200 by default) or equal rounds (--rounds).
     """
     from hybridfl.comparison import Comparison, check_out, folder_of, slug
+    from hybridfl.engines import device_named
     from hybridfl.errors import require_share
     from hybridfl.experiment import save_all
     from hybridfl.progress import RunsDisplay
@@ -274,6 +277,7 @@ def compare(
         plan.check()
     check_out(folder, runs)
     _print_notes(runs[0].task, quiet or as_json)
+    device_named(device)
     interrupted = False
     with RunsDisplay(runs, quiet) as display:
         try:
@@ -284,16 +288,17 @@ def compare(
     begun = [folder_of(folder, plan) for plan in runs if (folder_of(folder, plan) / "run.json").exists()]
     saved = [run for run in map(load, begun) if run.records]
     if not saved:
-        _stopped(folder)
+        typer.echo("Stopped before anything was recorded.", err=True)
+        raise typer.Exit(130)
     goal = default_target(saved) if target is None else target
     rows = summarise(saved, goal)
     if as_json:
         typer.echo(json.dumps({"rows": [json_row(row) for row in rows]}, indent=2))
     elif not quiet:
         bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
-        print_table(
-            rows, goal, title=f"{runs[0].task.name}, {devices} devices, {stragglers:.0%} stragglers", bounds=bounds
-        )
+        cut = " (interrupted: runs end at different times)" if interrupted else ""
+        title = f"{runs[0].task.name}, {devices} devices, {stragglers:.0%} stragglers{cut}"
+        print_table(rows, goal, title, bounds)
     _report(folder, goal, say=not quiet and not as_json)
     if interrupted:
         _stopped(folder)

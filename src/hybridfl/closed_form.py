@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridfl.data.federated import Samples
@@ -13,12 +16,22 @@ from hybridfl.protocol import Vector
 def checked_classes(samples: Samples, num_classes: int) -> Tensor:
     """The targets as whole numbers, each of them a class."""
     if samples.targets.is_floating_point():
-        raise InputError("The targets are not whole numbers: logistic regression wants classes, counted from 0.")
+        raise InputError("The targets are not whole numbers: cross-entropy wants classes, counted from 0.")
     targets = samples.targets.long().contiguous()
     for label in (int(targets.min()), int(targets.max())):
         if not 0 <= label < num_classes:
             raise InputError(f"Target {label} is no class: the model has {num_classes}, counted from 0.")
     return targets
+
+
+def flat_inputs(samples: Samples) -> NDArray[Any]:
+    """The inputs as one row a sample."""
+    if samples.inputs.dim() < 2:
+        raise InputError(
+            "The inputs are one number a sample: give them as a matrix of one column, inputs.unsqueeze(1)."
+        )
+    flat: NDArray[Any] = samples.inputs.detach().flatten(1).contiguous().numpy()
+    return flat
 
 
 def check_size(weights: Vector, num_features: int, dense: Dense) -> None:

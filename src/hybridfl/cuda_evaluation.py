@@ -99,8 +99,8 @@ class CudaEvaluation:
         return OnItsWay.of(sums, [evaluation._counts for evaluation, _ in wanted])
 
     def _sums(self, weights: Vector) -> Tensor:
-        train_losses, _ = self._forward.scored(weights, self._train, self._train_rows)
-        test_losses, right = self._forward.scored(weights, self._test, self._test_rows)
+        train_losses, _ = self._forward.on_gpu(weights, self._train, self._train_rows)
+        test_losses, right = self._forward.on_gpu(weights, self._test, self._test_rows)
         right = right.double()
         return torch.stack(
             [

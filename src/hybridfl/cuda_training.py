@@ -59,9 +59,9 @@ class GraphSGD:
             trainer = wanted[places[0][0]][0]
             if kind not in _GROUPS:
                 _GROUPS.clear()  # graphs hold much memory: those of the task before are not kept
-                _GROUPS[kind] = trainer._slots(wanted[places[0][0]][1][places[0][1]])
+                _GROUPS[kind] = trainer, trainer._slots(wanted[places[0][0]][1][places[0][1]])
             ready = [wanted[number][0]._prepared(wanted[number][1][place]) for number, place in places]
-            updates.update(zip(places, _GROUPS[kind].train(ready), strict=True))
+            updates.update(zip(places, _GROUPS[kind][1].train(ready), strict=True))
         return [[updates[number, place] for place in range(len(jobs))] for number, (_, jobs) in enumerate(wanted)]
 
     def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
@@ -103,7 +103,8 @@ class GraphSGD:
         return _Prepared(job, table, shares, steps_an_epoch)
 
 
-_GROUPS: dict[Hashable, _Slots] = {}
+_GROUPS: dict[Hashable, tuple[GraphSGD, _Slots]] = {}
+"""The slots of each kind of job, and the trainer whose data and model the kind names: it must stay alive meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,9 +155,7 @@ class _Slots:
         clips: bool,
         slots: int,
     ) -> None:
-        ours = stackable(model).to(CUDA)
-        kind = _Branches if is_recurrent(ours) else _Stack
-        self._weights: _Weights = kind(ours, loss, l2, pulls, clips, slots)
+        self._weights: _Weights
         self._slots = slots
         self._size = sum(parameter.numel() for parameter in model.parameters())
         self._data = data
@@ -166,6 +165,15 @@ class _Slots:
         self._counted = torch.zeros(_TABLE, slots, device=CUDA)
         self._numbers = torch.zeros(3, slots, device=CUDA)
         self._losses = torch.zeros(slots, device=CUDA)
+        stacked = stackable(model).to(CUDA)
+        if not is_recurrent(stacked):
+            self._weights = _Stack(stacked, loss, l2, pulls, clips, slots)
+            try:
+                self._start = _recorded(self._step, self._at)
+                return
+            except TypeError:  # an LSTM that is given a state
+                pass
+        self._weights = _Branches(copy.deepcopy(model).to(CUDA), loss, l2, pulls, clips, slots)
         self._start = _recorded(self._step, self._at)
 
     def _step(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from torch import nn
@@ -25,7 +26,7 @@ class Dense:
     @classmethod
     def of(cls, model: nn.Module, loss: Loss) -> Dense | None:
         """`model` as a chain, if it is one, perhaps after a Flatten, and the loss is cross-entropy; else None."""
-        if loss is not cross_entropy:
+        if loss is not cross_entropy or not all(_is_plain(module) for module in model.modules()):
             return None
         if type(model) is LogisticRegression:
             return cls(((model.linear.out_features, model.linear.in_features, 1),))
@@ -37,7 +38,11 @@ class Dense:
         if len(linear) != len(between) + 1 or not all(kind in ACTIVATIONS for kind in between):
             return None
         shapes = tuple((each.out_features, each.in_features, int(each.bias is not None)) for each in linear)
-        return cls(shapes, tuple(ACTIVATIONS.index(kind) for kind in between))
+        fits = all(earlier[0] == later[1] for earlier, later in itertools.pairwise(shapes))
+        is_tied = len({id(parameter) for each in linear for parameter in each.parameters()}) < sum(
+            1 + bias for _, _, bias in shapes
+        )
+        return cls(shapes, tuple(ACTIVATIONS.index(kind) for kind in between)) if fits and not is_tied else None
 
     @property
     def is_softmax_regression(self) -> bool:
@@ -54,3 +59,10 @@ class Dense:
     @property
     def num_parameters(self) -> int:
         return sum(outputs * (inputs + bias) for outputs, inputs, bias in self.shapes)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """No hooks, no parametrization, nothing in it that its type does not have."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    own = [name for name, _ in module.named_parameters(recurse=False)]
+    return not any(hooks) and own in ([], ["weight"], ["weight", "bias"]) and not list(module.buffers(recurse=False))

@@ -32,11 +32,13 @@ def train(
     shapes,
     kinds,
     losses,
+    stop,
 ):
     """Train the jobs `mine` in place: `weights[j]` is W [outputs, inputs] row by row, then b [outputs], layer after layer.
 
     Job j holds the rows index[firsts[j]:firsts[j] + num_samples[j]] and shuffles them anew for each epoch. `shapes` has
-    (outputs, inputs, 1 if it has biases) of every layer, `kinds` the activations between them.
+    (outputs, inputs, 1 if it has biases) of every layer, `kinds` the activations between them. It ends early when
+    somebody writes into `stop`.
 
     Inside, a row of W is followed by its bias and by zeros up to a multiple of 16 (its width), a sample by a 1 and zeros,
     and there is an even number of rows: W·x + b is one product, and every inner loop is whole SIMD registers. The two
@@ -80,6 +82,8 @@ def train(
             for i in range(num_samples[j]):
                 order[i] = index[firsts[j] + np.int64(tagged[i] & np.uint64(0xFFFFFFFF))]
             for first in range(0, num_samples[j], batch_sizes[j]):
+                if stop[0]:
+                    return
                 batch = order[first : min(first + batch_sizes[j], num_samples[j])]
                 count = (batch.size + 3) // 4 * 4
                 _gather(inputs, scale, batch, xs[: x_at[1]], _unsigned(widths[0]), shapes[0, 2])

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hybridfl.closed_form import check_size, checked_classes
+from hybridfl.closed_form import check_size, checked_classes, flat_inputs
 from hybridfl.data.federated import Samples
 from hybridfl.dense import Dense
 from hybridfl.dense_kernels import score, train
@@ -37,7 +37,7 @@ class DenseSGD:
         self, samples: Samples, dense: Dense, l2: float = 0.0, seed: int = 0, threads: int | None = None
     ) -> None:
         self._samples = samples
-        self._inputs = samples.inputs.flatten(1).contiguous().numpy()
+        self._inputs = flat_inputs(samples)
         self._scale = _scale(samples)
         self._targets = checked_classes(samples, dense.num_classes).numpy()
         self._dense = dense
@@ -59,12 +59,18 @@ class DenseSGD:
             owner = np.repeat(np.arange(len(parts)), [len(part.loads) for part in parts])
             place = np.concatenate([np.arange(len(part.loads)) for part in parts])
             threads = max(wanted[number][0]._threads for number in numbers)
-            futures = [
-                pool().submit(_train_hand, [(part, place[hand[owner[hand] == p]]) for p, part in enumerate(parts)])
+            stop = np.zeros(1, dtype=np.uint8)
+            hands = (
+                [(part, place[hand[owner[hand] == p]]) for p, part in enumerate(parts)]
                 for hand in shared_out(loads, threads)
-            ]
-            for future in futures:
-                future.result()
+            )
+            futures = [pool().submit(_train_hand, hand, stop) for hand in hands]
+            try:
+                for future in futures:
+                    future.result()
+            except BaseException:
+                stop[0] = 1  # an interrupt: the process could not end before the compiled loops do
+                raise
             for number, part in zip(numbers, parts, strict=True):
                 answers[number] += part.updates()
         return answers
@@ -137,11 +143,11 @@ class _Part:
         ]
 
 
-def _train_hand(hand: Sequence[tuple[_Part, NDArray[np.int64]]]) -> None:
+def _train_hand(hand: Sequence[tuple[_Part, NDArray[np.int64]]], stop: NDArray[np.uint8]) -> None:
     """One thread's jobs, which may be of several trainers."""
     for part, mine in hand:
         if len(mine):
-            train(mine, *part.arguments)
+            train(*(mine, *part.arguments, stop))
 
 
 def _rounds(
@@ -164,7 +170,7 @@ class SoftmaxForward:
         self._dense = dense
 
     def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        inputs = samples.inputs.flatten(1).numpy()
+        inputs = flat_inputs(samples)
         targets = checked_classes(samples, self._dense.num_classes).numpy()
         check_size(weights, inputs.shape[1], self._dense)
         losses = np.empty(len(rows), dtype=np.float32)

@@ -12,6 +12,7 @@ from hybridfl.dense import Dense
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Evaluation, Evaluator, ModuleForward
 from hybridfl.losses import loss_by_sample
+from hybridfl.models import LogisticRegression
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer, LocalSGD
 
@@ -25,7 +26,7 @@ def device_named(name: str) -> torch.device:
     if name not in ("cpu", "cuda"):
         raise InputError(f"Unknown device '{name}': give auto, cpu or cuda.")
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("device='cuda', but PyTorch sees no GPU here: use --device cpu, or install PyTorch with CUDA.")
+        raise InputError("PyTorch sees no GPU here for 'cuda': choose cpu or auto, or install PyTorch with CUDA.")
     return torch.device(name)
 
 
@@ -76,14 +77,17 @@ def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
     dense = Dense.of(task.model, task.loss)
     if dense is None or task.train.targets.dim() != 1:
         return None
+    as_seen = torch.float32 if task.train.scale is not None else task.train.inputs.dtype
+    if not dense.is_softmax_regression and as_seen != torch.float32:
+        return None
     if device.type == "cuda":
         return dense if dense.is_softmax_regression and find_spec("triton") is not None else None
     return dense if find_spec("numba") is not None else None
 
 
 def check_fit(task: Task) -> None:
-    """Try the model and the loss on two samples. (The closed form checks all of them itself.)"""
-    if closed_form(task) is not None:
+    """Try the model and the loss on two samples. (For `LogisticRegression` the closed form checks all of them itself.)"""
+    if type(task.model) is LogisticRegression and closed_form(task) is not None:
         return
     inputs, targets = task.train.take(torch.from_numpy(task.train.index[:2]))
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from hybridfl.data.federated import Samples
 from hybridfl.losses import Loss, loss_by_sample
 from hybridfl.protocol import Vector
-from hybridfl.threads import pool
+from hybridfl.threads import CORES, ModelOfEachThread, pool
 from hybridfl.vectors import unflatten
 
 _CHUNK = 512
@@ -79,27 +77,43 @@ class ModuleForward:
     """For any model. A prediction is right if its largest output is the target's; NaN where targets are no classes."""
 
     def __init__(self, model: nn.Module, loss: Loss, device: torch.device = torch.device("cpu")) -> None:
-        self._model, self._loss = copy.deepcopy(model).to(device), loss
+        self._models = ModelOfEachThread(model, device)
+        self._loss = loss
 
     def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        return self.scored(weights, samples, torch.from_numpy(rows))
+        """Each chunk of rows is one thread's, so that bits do not depend on the number of cores."""
+        chunks = torch.split(torch.from_numpy(rows), _CHUNK)
+        hands = [range(first, len(chunks), CORES) for first in range(CORES)]
+        scores: dict[int, tuple[Tensor, Tensor]] = {}
 
-    @torch.no_grad()
-    def scored(self, weights: Vector, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Likewise, for rows named by a tensor beside the samples."""
-        for parameter, piece in zip(self._model.parameters(), unflatten(self._model, weights).values(), strict=True):
-            parameter.copy_(piece)
-        on_cpu = rows.device.type == "cpu"
-        chunks = torch.split(rows, _CHUNK if on_cpu else _CUDA_CHUNK)
-        # Each chunk is one thread's, so that bits do not depend on the number of cores.
-        scores = list((pool().map if on_cpu else map)(functools.partial(self._score, samples), chunks))
-        losses, right = zip(*scores, strict=True)
+        def score(hand: range) -> None:
+            model = self._loaded(weights)
+            scores.update({number: self._score(model, samples, chunks[number]) for number in hand})
+
+        for done in [pool().submit(score, hand) for hand in hands if hand]:
+            done.result()
+        losses, right = zip(*(scores[number] for number in range(len(chunks))), strict=True)
+        return torch.cat(losses), torch.cat(right)
+
+    def on_gpu(self, weights: Vector, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Likewise where weights, samples and rows are on a GPU."""
+        model = self._loaded(weights)
+        losses, right = zip(
+            *(self._score(model, samples, chunk) for chunk in torch.split(rows, _CUDA_CHUNK)), strict=True
+        )
         return torch.cat(losses), torch.cat(right)
 
     @torch.no_grad()
-    def _score(self, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def _loaded(self, weights: Vector) -> nn.Module:
+        model = self._models.own()
+        for parameter, piece in zip(model.parameters(), unflatten(model, weights).values(), strict=True):
+            parameter.copy_(piece)
+        return model
+
+    @torch.no_grad()
+    def _score(self, model: nn.Module, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = samples.take(rows)
-        outputs = self._model(inputs)
+        outputs = model(inputs)
         losses = loss_by_sample(self._loss, outputs, targets)
         if targets.is_floating_point() or outputs.dim() <= targets.dim():
             return losses, torch.full((len(rows),), math.nan, device=rows.device)

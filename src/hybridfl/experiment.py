@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +53,18 @@ def save_all(
     snapshots = execute_all(plans, device_named(device)) if ray is None else _execute_on_ray(plans, device, ray)
     folder_of = {id(plan): folder for plan, folder in zip(plans, folders, strict=True)}
     files: dict[int, RunFolder] = {}
-    with ExitStack() as open_files:
-        for plan, snapshot in snapshots:
-            if id(plan) not in files:
-                files[id(plan)] = open_files.enter_context(RunFolder(folder_of[id(plan)], plan.config()))
-            files[id(plan)].write(snapshot.record, snapshot.arrivals)
-            yield plan, snapshot.record
+    for plan, snapshot in snapshots:
+        if id(plan) not in files:
+            files[id(plan)] = RunFolder(folder_of[id(plan)], plan.config())
+        files[id(plan)].write(snapshot.record, snapshot.arrivals)
+        yield plan, snapshot.record
 
 
 def _execute_on_ray(plans: Sequence[Run], device: str, address: str) -> Iterator[tuple[Run, Snapshot]]:
     """Whole runs where there is one for every worker, else their jobs."""
     from hybridfl.ray_cluster import Cluster, RayTrainer, execute_on_cluster
 
-    if device == "cuda":
+    if device != "auto" and device_named(device) != CPU:
         raise InputError("Ray's workers train on their CPUs: use --device cuda without --ray.")
     with Cluster(address) as cluster:
         if len(plans) >= len(cluster.workers):

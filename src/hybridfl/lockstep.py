@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from hybridfl.engines import check_fit, closed_form, evaluator_for, trainer_for
+from hybridfl.errors import InputError
 from hybridfl.evaluation import Evaluator, Scoring
 from hybridfl.free_memory import free_bytes
 from hybridfl.plan import Run, Stage
@@ -66,6 +67,8 @@ class _Player:
             self.wanted = said
         except StopIteration:
             pass
+        except InputError as error:
+            raise InputError(f"{self.plan.name}, seed {self.plan.seed}: {error}") from None
 
 
 def play(plan: Run, stage: Stage, device: torch.device) -> Playing:
@@ -109,8 +112,7 @@ def execute_all(
     `make_trainer`: what trains, if not this machine alone. On a GPU the scores of a turn are read while the next turn is
     trained, so the GPU is never idle for a record's sake.
     """
-    with _cores_left_to_training(plans, device), _old_objects_left_alone():
-        yield from _in_lockstep(plans, device, make_trainer)
+    return _in_lockstep(plans, device, make_trainer) if plans else iter(())
 
 
 def _in_lockstep(
@@ -130,15 +132,17 @@ def _in_lockstep(
     while waiting or players:
         while waiting and len(players) < width:
             players.append(_Player.of(waiting.popleft(), device, make_trainer))
-        drafts = [(player, draft) for player in players for draft in player.drafts()]
-        scorings = _score_together([(player.evaluator, draft) for player, draft in drafts])
+        with _undisturbed(plans, device):
+            drafts = [(player, draft) for player in players for draft in player.drafts()]
+            scorings = _score_together([(player.evaluator, draft) for player, draft in drafts])
         earlier = len(unscored)
         unscored += [(player.plan, draft, scoring) for (player, draft), scoring in zip(drafts, scorings, strict=True)]
         while unscored and unscored[0][2].is_known():
             yield finished()
             earlier -= 1
         players = [player for player in players if player.wanted]
-        _train_together(players)
+        with _undisturbed(plans, device):
+            _train_together(players)
         for _ in range(earlier):
             yield finished()
     while unscored:
@@ -173,22 +177,21 @@ def _nobody(jobs: Sequence[Job]) -> list[Update]:
 
 
 @contextmanager
-def _cores_left_to_training(plans: Sequence[Run], device: torch.device) -> Iterator[None]:
-    """The closed form brings its own threads, one a core; PyTorch's would wait in busy loops and take the cores from them."""
+def _undisturbed(plans: Sequence[Run], device: torch.device) -> Iterator[None]:
+    """For the length of a turn, PyTorch's threads and Python's collector keep out of the way.
+
+    The closed form brings its own threads, one a core; PyTorch's would wait in busy loops and take the cores from them. The
+    collector looks at every object there is, again and again: those that are there already are left out.
+    """
     threads = torch.get_num_threads()
-    if any(closed_form(plan.task, device) is not None for plan in plans):
+    is_frozen = gc.get_freeze_count() > 0
+    if closed_form(plans[0].task, device) is not None:
         torch.set_num_threads(1)
+    if not is_frozen:
+        gc.freeze()
     try:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def _old_objects_left_alone() -> Iterator[None]:
-    """Python's collector looks at every object there is, again and again: here those of PyTorch are left out."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+        if not is_frozen:
+            gc.unfreeze()

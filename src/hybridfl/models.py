@@ -9,7 +9,7 @@ from torch import Tensor, nn
 class LogisticRegression(nn.Module):
     """Multinomial logistic regression: logits = W·x + b, with w_0 = 0 as in the paper.
 
-    Its gradient has a closed form, so there is a trainer made for it (`softmax.py`).
+    Its gradient has a closed form, so there are trainers made for it (`dense_training.py`, `softmax_cuda.py`).
     """
 
     def __init__(self, num_features: int, num_classes: int) -> None:

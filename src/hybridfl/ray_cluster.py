@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from hybridfl.engines import CPU, trainer_for
@@ -23,6 +26,7 @@ from hybridfl.plan import Run
 from hybridfl.protocol import Job, Update
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
+from hybridfl.threads import shared_out
 from hybridfl.training import JointTrainer
 
 MOST_DEATHS = 5
@@ -35,10 +39,15 @@ class Cluster:
     def __init__(self, address: str) -> None:
         self._ray = connected(address)
         cpus = int(self._ray.available_resources().get("CPU", 0))
-        if cpus == 0:
-            raise InputError("The Ray cluster has no free CPU: wait for what else runs on it, or add machines.")
         kind = self._ray.remote(num_cpus=1, max_restarts=-1, runtime_env={"env_vars": _ENVIRONMENT})(Worker)
-        self.workers = [kind.remote() for _ in range(cpus)]
+        asked = {worker.pid.remote(): worker for worker in (kind.remote() for _ in range(cpus))}
+        # Somebody else may have taken a CPU meanwhile: who has not got one by now is not waited for.
+        started, _ = self._ray.wait(list(asked), num_returns=cpus, timeout=_START_SECONDS) if asked else ([], [])
+        for reference in asked.keys() - set(started):
+            self._ray.kill(asked[reference])
+        self.workers = [asked[reference] for reference in started]
+        if not self.workers:
+            raise InputError("The Ray cluster has no free CPU: wait for what else runs on it, or add machines.")
         self._placed: dict[int, tuple[Task, Placed]] = {}
 
     def __enter__(self) -> Self:
@@ -75,7 +84,7 @@ class Cluster:
                 number, worker = busy.pop(reference)
                 try:
                     answer = self._ray.get(reference)
-                except self._ray.exceptions.RayActorError:
+                except _deaths(self._ray):
                     deaths[number] += 1
                     if deaths[number] == MOST_DEATHS:
                         raise InputError(
@@ -95,6 +104,7 @@ class Cluster:
 
 Piece = Callable[[Any], Any]
 """Given a worker, asks it for something, and returns Ray's reference to the answer."""
+_START_SECONDS = 60.0
 _ENVIRONMENT = {"HYBRIDFL_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
@@ -107,14 +117,40 @@ def connected(address: str) -> Any:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if ray.is_initialized():
         return ray
+    _check_answers(address)
     try:
         ray.init(address=address, **quiet)
     except ConnectionError:
         if address != "auto":
-            raise InputError(f"No Ray cluster answers at '{address}': start one with `ray start --head`.") from None
+            raise _nobody_at(address) from None
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         ray.init(include_dashboard=False, **quiet)
+    except (ValueError, RuntimeError) as error:
+        raise InputError(f"Ray cannot connect to '{address}': {str(error).splitlines()[0]}") from None
     return ray
+
+
+def _check_answers(address: str) -> None:
+    """Ray itself tries for minutes where nobody is."""
+    if address == "auto":
+        return
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        raise InputError(f"'{address}' is no address of a Ray cluster: give HOST:PORT, or auto.")
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except (OSError, OverflowError):
+        raise _nobody_at(address) from None
+
+
+def _nobody_at(address: str) -> InputError:
+    return InputError(f"No Ray cluster answers at '{address}': start one with `ray start --head`.")
+
+
+def _deaths(ray: Any) -> tuple[type[Exception], ...]:
+    """How Ray says that a worker is gone."""
+    gone = ray.exceptions
+    return gone.RayActorError, gone.WorkerCrashedError, gone.OutOfMemoryError, gone.NodeDiedError
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +200,7 @@ class Worker:
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
         self._trainers: dict[tuple[str, int], JointTrainer] = {}
-        self._playing: tuple[int, Iterator[Snapshot]] | None = None
+        self._playing: tuple[str, Iterator[Snapshot]] | None = None
 
     def pid(self) -> int:
         """The process, as its machine counts it."""
@@ -181,11 +217,11 @@ class Worker:
         updates = self._trainers[name](errand.unpacked())
         return [(update.weights.numpy(), update.num_steps, float(update.train_loss)) for update in updates]
 
-    def play(self, number: int, task: Placed, rest: dict[str, Any], known: int) -> tuple[list[Snapshot], bool]:
+    def play(self, name: str, task: Placed, rest: dict[str, Any], known: int) -> tuple[list[Snapshot], bool]:
         """The next snapshots of a run, after the `known` first, and whether it has ended."""
-        if self._playing is None or self._playing[0] != number:
+        if self._playing is None or self._playing[0] != name:
             begun = (snapshot for _, snapshot in execute_all([Run(self._task(task), **rest)], CPU))
-            self._playing = number, itertools.islice(begun, known, None)
+            self._playing = name, itertools.islice(begun, known, None)
         found = list(itertools.islice(self._playing[1], _SNAPSHOTS_AT_A_TIME))
         return found, len(found) < _SNAPSHOTS_AT_A_TIME
 
@@ -244,18 +280,12 @@ _Place = tuple[int, int]
 
 
 def _dealt_out(wanted: Sequence[tuple[RayTrainer, Sequence[Job]]], workers: int) -> list[list[_Place]]:
-    bundles = [
-        (trainer.load([jobs[place] for place in bundle]), [(number, place) for place in bundle])
-        for number, (trainer, jobs) in enumerate(wanted)
-        for bundle in trainer.bundles(jobs)
+    bundles = [(number, bundle) for number, (own, jobs) in enumerate(wanted) for bundle in own.bundles(jobs)]
+    loads = [wanted[number][0].load([wanted[number][1][place] for place in bundle]) for number, bundle in bundles]
+    return [
+        [(bundles[i][0], place) for i in hand for place in bundles[i][1]]
+        for hand in shared_out(np.array(loads), workers)
     ]
-    hands: list[list[_Place]] = [[] for _ in range(workers)]
-    totals = [0] * workers
-    for load, places in sorted(bundles, key=lambda bundle: -bundle[0]):
-        least = totals.index(min(totals))
-        hands[least] += places
-        totals[least] += load
-    return [hand for hand in hands if hand]
 
 
 def _by_trainer(hand: Sequence[_Place]) -> dict[int, list[int]]:
@@ -276,12 +306,13 @@ def execute_on_cluster(plans: Sequence[Run], cluster: Cluster) -> Iterator[tuple
     A run whose worker died begins anew elsewhere, and what is known of it already is passed over: it would be the same.
     """
     known = [0] * len(plans)
+    names = [uuid.uuid4().hex for _ in plans]
 
     def piece(number: int) -> Piece:
         plan = plans[number]
         task = cluster.placed(plan.task)
         rest = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "task"}
-        return lambda worker: worker.play.remote(number, task, rest, known[number])
+        return lambda worker: worker.play.remote(names[number], task, rest, known[number])
 
     pieces = [piece(number) for number in range(len(plans))]
     for number, (snapshots, _) in cluster.as_they_come(pieces, lambda number, answer: bool(answer[1])):

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from hybridfl.errors import InputError
 
@@ -76,30 +75,24 @@ class SavedRun:
 
 
 class RunFolder:
-    """Writes a run as it happens, line by line, so that what was recorded stays readable whenever it stops."""
+    """Writes a run as it happens, line by line, so that what was recorded stays readable whenever it stops.
+
+    Nothing is left open between two writes: a comparison may have hundreds of runs under way.
+    """
 
     def __init__(self, folder: Path, config: Config) -> None:
         check_folder(folder, config)
         folder.mkdir(parents=True, exist_ok=True)
+        self._records, self._arrivals = folder / "records.jsonl", folder / "arrivals.jsonl"
         (folder / "run.json").write_text(json.dumps(config, indent=2) + "\n")
-        self._records = (folder / "records.jsonl").open("w")
-        self._arrivals = (folder / "arrivals.jsonl").open("w")
+        self._records.write_text("")
+        self._arrivals.write_text("")
 
     def write(self, record: Record, arrivals: tuple[Arrival, ...]) -> None:
-        for arrival in arrivals:
-            self._arrivals.write(_line(arrival))
-        self._records.write(_line(record))
-        self._arrivals.flush()
-        self._records.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._records.close()
-        self._arrivals.close()
+        with self._arrivals.open("a") as lines:
+            lines.writelines(_line(arrival) for arrival in arrivals)
+        with self._records.open("a") as lines:
+            lines.write(_line(record))
 
 
 def check_folder(folder: Path, config: Config) -> None:

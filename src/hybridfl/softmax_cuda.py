@@ -21,7 +21,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.dense import Dense
 from hybridfl.evaluation import Scores
 from hybridfl.free_memory import free_bytes
-from hybridfl.protocol import Job, Update, Vector
+from hybridfl.protocol import Job, Update, Vector, Work
 from hybridfl.randomness import keys
 from hybridfl.resident import CUDA, resident, uploaded
 
@@ -55,6 +55,11 @@ class _Data:
         )
 
     @functools.cached_property
+    def widest(self) -> int:
+        """The samples of the device that has most."""
+        return max(self.sizes)
+
+    @functools.cached_property
     def kind(self) -> tuple[torch.dtype, Dense]:
         """What is compiled into a kernel: data of one kind can share a launch."""
         return self.inputs.dtype, self.dense
@@ -72,6 +77,23 @@ class _Data:
             "UNIT": 16 // self.inputs.element_size(),
             "BYTES": self.inputs.dtype == torch.uint8,
         }
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """What is compiled into the training kernel for a job: only jobs alike share a launch, or rounding would differ."""
+
+    kind: tuple[torch.dtype, Dense]
+    rows: int
+    tiles: int
+    pulls: bool
+    clips: bool
+
+    @classmethod
+    def of(cls, data: _Data, work: Work) -> _Compiled:
+        batch = min(work.batch_size, data.widest)
+        rows = min(64, max(16, triton.next_power_of_2(batch)))
+        return cls(data.kind, rows, -(-batch // rows), work.proximal > 0, math.isfinite(work.clip))
 
 
 class CudaSoftmaxSGD:
@@ -93,10 +115,16 @@ class CudaSoftmaxSGD:
     def together(wanted: Sequence[tuple[CudaSoftmaxSGD, Sequence[Job]]]) -> list[list[Update]]:
         pairs = [(trainer, job) for trainer, jobs in wanted for job in jobs]
         updates: list[Update | None] = [None] * len(pairs)
-        for kind in dict.fromkeys(trainer._data.kind for trainer, _ in wanted):
-            places = [place for place, (trainer, _) in enumerate(pairs) if trainer._data.kind == kind]
+        groups: dict[_Compiled, list[int]] = {}
+        known: dict[tuple[int, int], list[int]] = {}  # the jobs of a version share their work
+        for place, (trainer, job) in enumerate(pairs):
+            key = id(trainer), id(job.work)
+            if key not in known:
+                known[key] = groups.setdefault(_Compiled.of(trainer._data, job.work), [])
+            known[key].append(place)
+        for compiled, places in groups.items():
             for few in _launches(places, pairs):
-                for place, update in zip(few, _train([pairs[place] for place in few]), strict=True):
+                for place, update in zip(few, _train([pairs[place] for place in few], compiled), strict=True):
                     updates[place] = update
         answers = iter(updates)
         return [[next(answers) for _ in jobs] for _, jobs in wanted]  # type: ignore[misc]
@@ -128,7 +156,7 @@ def _room() -> int:
     return free_bytes(CUDA) // 4
 
 
-def _train(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]]) -> list[Update]:
+def _train(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]], compiled: _Compiled) -> list[Update]:
     """One launch. What lies at an address of its own is passed as the distance from the first of its kind."""
     first = pairs[0][0]._data
     trainers = {id(trainer): trainer for trainer, _ in pairs}
@@ -175,11 +203,8 @@ def _train(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]]) -> list[Update]:
     columns = uploaded(np.ascontiguousarray(table[:, :8]))
     numbers = uploaded(_numbers(pairs))
 
-    pulls = any(job.work.proximal > 0 for _, job in pairs)
-    clips = any(math.isfinite(job.work.clip) for _, job in pairs)
     constants = first.constants
-    rows_a_tile = min(64, max(16, triton.next_power_of_2(int(batches.max()))))
-    tiles = -(-int(batches.max()) // rows_a_tile)
+    rows_a_tile, tiles = compiled.rows, compiled.tiles
     cells = constants["CHUNKS"] * constants["WIDTH"] * constants["COLUMNS"]
     trained = torch.empty(len(pairs), size, device=CUDA)
     losses = torch.empty(len(pairs), device=CUDA)
@@ -190,14 +215,14 @@ def _train(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]]) -> list[Update]:
         first.inputs,
         first.targets,
         order,
-        torch.empty(len(pairs), (2 if clips else 1) * cells, device=CUDA),
+        torch.empty(len(pairs), (2 if compiled.clips else 1) * cells, device=CUDA),
         torch.empty(len(pairs) * tiles * rows_a_tile * constants["COLUMNS"] if tiles > 1 else 1, device=CUDA),
         trained,
         losses,
         ROWS=rows_a_tile,
         TILES=tiles,
-        PULLS=pulls,
-        CLIPS=clips,
+        PULLS=compiled.pulls,
+        CLIPS=compiled.clips,
         num_warps=4,
         **constants,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import threading
@@ -10,9 +11,22 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-_AVAILABLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-CORES = min(_AVAILABLE, max(1, int(os.environ.get("HYBRIDFL_THREADS", _AVAILABLE))))
+from hybridfl.errors import InputError
+
+
+def _cores() -> int:
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = os.environ.get("HYBRIDFL_THREADS", "")
+    if not wanted:
+        return available
+    if not wanted.isdigit() or int(wanted) == 0:
+        raise InputError(f"HYBRIDFL_THREADS={wanted} is not a number of threads: give one above 0, or unset it.")
+    return min(available, int(wanted))
+
+
+CORES = _cores()
 """The cores this process may use: all that it has, or as many as the environment's HYBRIDFL_THREADS says."""
 
 
@@ -49,3 +63,18 @@ def shared_out(loads: NDArray[np.int64], threads: int) -> list[NDArray[np.int64]
         hands[least].append(int(job))
         totals[least] += int(loads[job])
     return [np.array(hand) for hand in hands if hand]
+
+
+class ModelOfEachThread:
+    """A copy of a model for every thread that asks: a model is changed by whoever computes with it."""
+
+    def __init__(self, model: nn.Module, device: torch.device = torch.device("cpu")) -> None:
+        self._model, self._device = model, device
+        self._copies = threading.local()
+
+    def own(self) -> nn.Module:
+        """This thread's."""
+        if not hasattr(self._copies, "model"):
+            self._copies.model = copy.deepcopy(self._model).to(self._device)
+        model: nn.Module = self._copies.model
+        return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import itertools
 import math
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.losses import Loss, cross_entropy, loss_by_sample
 from hybridfl.protocol import Job, Trainer, Update, Vector, Work
-from hybridfl.threads import CORES, pool, shared_out
+from hybridfl.threads import CORES, ModelOfEachThread, pool, shared_out
 from hybridfl.vectors import flatten, unflatten
 
 
@@ -66,7 +66,7 @@ class LocalSGD:
         self._seed = seed
         self._recurrent = is_recurrent(model)
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._own = threading.local()
+        self._models = ModelOfEachThread(model)
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
         return self.together([(self, jobs)])[0]
@@ -104,12 +104,13 @@ class LocalSGD:
     def _ready(self, number: int, jobs: Sequence[Job]) -> Iterator[_Bundle]:
         """The bundles with their batches, which are drawn for all in one go."""
         bundles = self.bundles(jobs)
-        alone = [places[0] for places in bundles if len(places) == 1]
-        batches = Batches.of([jobs[place] for place in alone], self._samples, self._seed) if alone else None
+        alone = [jobs[places[0]] for places in bundles if len(places) == 1]
+        batches = Batches.of(alone, self._samples, self._seed) if alone else None
+        parts = itertools.count()
         for places in bundles:
             own = [jobs[place] for place in places]
             if batches is not None and len(places) == 1:
-                yield _Bundle(number, places, own, batches.part(alone.index(places[0])))
+                yield _Bundle(number, places, own, batches.part(next(parts)))
             else:
                 yield _Bundle(number, places, own, Batches.of(own, self._samples, self._seed))
 
@@ -125,7 +126,7 @@ class LocalSGD:
     def _train_alone(self, job: Job, batches: Batches, stop: threading.Event) -> Update:
         """By plain automatic differentiation."""
         order = torch.from_numpy(batches.order).view(job.work.epochs, -1)
-        model = self._own_model()
+        model = self._models.own()
         received = list(unflatten(model, job.weights).values())
         with torch.no_grad():
             for parameter, start in zip(model.parameters(), received, strict=True):
@@ -153,7 +154,7 @@ class LocalSGD:
 
     def _train_stacked(self, jobs: Sequence[Job], batches: Batches, stop: threading.Event) -> list[Update]:
         """All jobs' gradients in one `vmap`. A batch shorter than the widest is filled up with samples of no weight."""
-        model = self._own_model()
+        model = self._models.own()
 
         def batch_loss(weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
             """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""
@@ -192,13 +193,6 @@ class LocalSGD:
             for row, j in enumerate(ranked)
         }
         return [updates[j] for j in range(len(jobs))]
-
-    def _own_model(self) -> nn.Module:
-        """This thread's: whoever computes with a model changes its parameters meanwhile."""
-        if not hasattr(self._own, "model"):
-            self._own.model = copy.deepcopy(self._model)
-        model: nn.Module = self._own.model
-        return model
 
 
 @dataclass(frozen=True, eq=False)
