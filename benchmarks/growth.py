@@ -5,7 +5,12 @@ Needs no data set. Every row is the median of the repeats.
 
 from __future__ import annotations
 
+import functools
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -75,8 +80,28 @@ def round_of(devices: int, chosen: int, features: int) -> str:
     return f"{milliseconds:.2f} ms a round, {step:.1f} µs a step, {peak:.0f} MB of Python and NumPy"
 
 
+def starting() -> None:
+    """What a user waits for before anything happens; Numba with an empty cache."""
+    for name, code in (
+        ("import hybridfl", "import hybridfl"),
+        ("hybridfl --help", "import sys; sys.argv = ['hybridfl', '--help']; from hybridfl.cli import main; main()"),
+    ):
+        command = [sys.executable, "-c", code]
+        seconds = median_seconds(functools.partial(subprocess.run, command, capture_output=True, check=True))
+        print(f"{name}: {seconds:.2f} s")
+    run = "from hybridfl import HFL, PaperDelays, Synthetic, simulate; import time; started = time.perf_counter(); "
+    run += "simulate(Synthetic().build(10, 0), HFL(), PaperDelays(10), rounds=1); print(time.perf_counter() - started)"
+    with tempfile.TemporaryDirectory() as cache:
+        for name in ("first run of one round, Numba compiling", "the same again"):
+            environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
+            command = [sys.executable, "-c", run]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            print(f"{name}: {float(done.stdout):.1f} s", flush=True)
+
+
 def main() -> None:
-    """Limits first, then growth."""
+    """Starting and limits first, then growth."""
+    starting()
     limits()
     for devices in (100, 1_000, 10_000, 100_000, 1_000_000):
         print(f"N = {devices:,}, K = 10, 784 features: {round_of(devices, 10, 784)}", flush=True)

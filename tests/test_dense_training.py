@@ -18,13 +18,13 @@ from hybridfl.losses import cross_entropy
 from hybridfl.models import LogisticRegression
 from hybridfl.protocol import Job, Update, Work
 from hybridfl.randomness import shuffled
+from hybridfl.shuffle_kernels import shuffle
 from hybridfl.training import LocalSGD
 from hybridfl.vectors import flatten
 
 pytest.importorskip("numba")
 
 from hybridfl.dense import Dense
-from hybridfl.dense_kernels import shuffle
 from hybridfl.dense_training import DenseSGD, SoftmaxForward
 
 SHAPES = [(3, 5), (7, 17), (10, 60), (11, 31), (2, 1), (4, 16)]

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from hybridfl.shuffle_kernels import compiled, shuffle
 
 RELU, TANH, SIGMOID = 0, 1, 2
 _unsigned = np.uintp
-_compiled = numba.njit(nogil=True, fastmath=True, error_model="numpy", cache=True)
 
 
-@_compiled
+@compiled
 def train(
     mine,
     weights,
@@ -128,7 +128,7 @@ def train(
         losses[j] = loss / ((num_samples[j] + batch_sizes[j] - 1) // batch_sizes[j])
 
 
-@_compiled
+@compiled
 def _offsets(sizes):
     """0 and the sums of the first, the first two, … sizes."""
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
@@ -137,7 +137,7 @@ def _offsets(sizes):
     return offsets
 
 
-@_compiled
+@compiled
 def _activate(kind, z, x, size, count, shape, width):
     """x[s, c] ← f(z[c, s]), followed by a 1 where the next layer has biases; rows that fill up a block are 0."""
     inputs, has_bias = shape[1], shape[2]
@@ -158,7 +158,7 @@ def _activate(kind, z, x, size, count, shape, width):
         x[at + inputs] = np.float32(has_bias)
 
 
-@_compiled
+@compiled
 def _to_earlier(w, z, earlier, count, shape, width):
     """earlier[k, s] ← Σ_c w[c, k]·z[c, s]: a layer's gradient with respect to what it reads."""
     for k in range(shape[1]):
@@ -171,7 +171,7 @@ def _to_earlier(w, z, earlier, count, shape, width):
                 row[s] += factor * z[at + s]
 
 
-@_compiled
+@compiled
 def _slope(kind, x, earlier, count, inputs, width):
     """earlier[k, s] ← earlier[k, s]·f'(z), written with x = f(z)."""
     one = np.float32(1.0)
@@ -191,53 +191,7 @@ def _slope(kind, x, earlier, count, inputs, width):
                 earlier[at + s] *= a * (one - a)
 
 
-@_compiled
-def shuffle(key, size, tagged, spare, counts):
-    """tagged[:size] ← hash(key, i)·2³² + i in ascending order: the shuffle of `randomness.shuffled`.
-
-    Many are sorted by three passes over 11 bits of the hash each, few by insertion; `spare` and `counts` are room to work in.
-    """
-    mask = np.uint64(0xFFFFFFFF)
-    low, high = key & mask, key >> np.uint64(32)
-    for i in range(size):
-        number = np.uint64(i)
-        tagged[i] = (_mix32(_mix32(number ^ low) ^ high) << np.uint64(32)) | number
-    if size < 128:
-        for i in range(1, size):
-            one = tagged[i]
-            at = i
-            while at > 0 and tagged[at - 1] > one:
-                tagged[at] = tagged[at - 1]
-                at -= 1
-            tagged[at] = one
-        return
-    bits = np.uint64(counts.size - 1)
-    for shift in (32, 43, 54):
-        down = np.uint64(shift)
-        counts[:] = 0
-        for i in range(size):
-            counts[(tagged[i] >> down) & bits] += 1
-        total = 0
-        for digit in range(counts.size):
-            total += counts[digit]
-            counts[digit] = total - counts[digit]
-        for i in range(size):
-            digit = (tagged[i] >> down) & bits
-            spare[counts[digit]] = tagged[i]
-            counts[digit] += 1
-        tagged[:size] = spare[:size]
-
-
-@_compiled
-def _mix32(x):
-    """As `randomness._mix32`, in the lower half of 64 bits."""
-    mask = np.uint64(0xFFFFFFFF)
-    x = ((x ^ (x >> np.uint64(16))) * np.uint64(0x7FEB352D)) & mask
-    x = ((x ^ (x >> np.uint64(15))) * np.uint64(0x846CA68B)) & mask
-    return x ^ (x >> np.uint64(16))
-
-
-@_compiled
+@compiled
 def _shorten_step(w, before, longest):
     """w ← before + (w − before)·min(1, longest/‖w − before‖): a step η·g with ‖g‖ cut to `longest`/η."""
     squares = 0.0
@@ -249,7 +203,7 @@ def _shorten_step(w, before, longest):
             w[i] = before[i] + part * (w[i] - before[i])
 
 
-@_compiled
+@compiled
 def score(weights, inputs, scale, targets, rows_of, num_classes, losses, right):
     """The cross-entropy of every sample, and whether its target has the largest logit (the first of equals)."""
     features = inputs.shape[1]
@@ -277,7 +231,7 @@ def score(weights, inputs, scale, targets, rows_of, num_classes, losses, right):
             losses[first + s] = np.log(totals[s]) + tops[s] - own[s]
 
 
-@_compiled
+@compiled
 def _pack(flat, w, shape, width):
     """A layer's weights and biases, from a flat vector; returns how many numbers of it they are."""
     outputs, inputs, has_bias = shape
@@ -288,7 +242,7 @@ def _pack(flat, w, shape, width):
     return outputs * (inputs + has_bias)
 
 
-@_compiled
+@compiled
 def _unpack(w, flat, shape, width):
     """Likewise, back into the flat vector."""
     outputs, inputs, has_bias = shape
@@ -299,7 +253,7 @@ def _unpack(w, flat, shape, width):
     return outputs * (inputs + has_bias)
 
 
-@_compiled
+@compiled
 def _gather(inputs, scale, batch, x, width, has_bias):
     """x[s] ← (sample, 1, 0 …); rows that fill up a block of four samples are 0. Without biases the 1 is a 0."""
     features = inputs.shape[1]
@@ -313,7 +267,7 @@ def _gather(inputs, scale, batch, x, width, has_bias):
         x[i] = np.float32(0.0)
 
 
-@_compiled
+@compiled
 def _forward(w, x, scores, count, rows, width):
     """scores[c, s] = w[c]·x[s]."""
     zero = np.float32(0.0)
@@ -340,7 +294,7 @@ def _forward(w, x, scores, count, rows, width):
             scores[i], scores[i + 1], scores[i + 2], scores[i + 3] = b0, b1, b2, b3
 
 
-@_compiled
+@compiled
 def _softmax(scores, tops, totals, powers, count, num_classes):
     """tops[s] ← max_c scores[c, s];  scores[c, s] ← exp(scores[c, s] − tops[s]);  totals[s] ← Σ_c of these."""
     for s in range(_unsigned(count)):
@@ -362,7 +316,7 @@ def _softmax(scores, tops, totals, powers, count, num_classes):
             totals[s] += scores[at + s]
 
 
-@_compiled
+@compiled
 def _exponentials(values, powers, size):
     """values[i] ← exp(values[i]) for values ≤ 0, to 2e-7 of itself; `powers` is room to work in.
 
@@ -385,7 +339,7 @@ def _exponentials(values, powers, size):
         values[i] *= powers[i]
 
 
-@_compiled
+@compiled
 def _residuals(scores, totals, targets, batch, count, num_classes):
     """scores[c, s] ← scores[c, s]/totals[s] − 1_{c = y_s}."""
     for c in range(num_classes):
@@ -396,14 +350,14 @@ def _residuals(scores, totals, targets, batch, count, num_classes):
         scores[targets[batch[s]] * count + s] -= np.float32(1.0)
 
 
-@_compiled
+@compiled
 def _scores_of_targets(scores, targets, batch, count, own):
     """own[s] ← scores[y_s, s]."""
     for s in range(batch.size):
         own[s] = scores[targets[batch[s]] * count + s]
 
 
-@_compiled
+@compiled
 def _backward(w, x, residuals, count, rows, width, step):
     """w[c] ← w[c] − step·Σ_s residuals[c, s]·x[s]."""
     for s in range(0, count, 4):
