@@ -34,10 +34,10 @@ class Watched(RankOne):
 
     seen: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
-    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+    def corrected(self, delayed: Delayed, weights: Vector) -> tuple[Tensor, Tensor]:
         """As `RankOne`."""
         self.seen.append((delayed.along(weights)[~delayed.fresh], delayed.steps[~delayed.fresh]))
-        return super().total(coefficients, delayed, weights)
+        return super().corrected(delayed, weights)
 
 
 def late_accuracies(

@@ -81,9 +81,7 @@ def paper_runs(tasks: Sequence[Task]) -> None:
     """The paper's run, and sweeps of it."""
 
     def plan(algorithm: HFL, seed: int, rounds: int = 200) -> Run:
-        return Run(
-            tasks[seed], algorithm, PaperDelays(100, 0.9, 10, seed), rounds=rounds, seed=seed, evaluate_every=1.0
-        )
+        return Run(tasks[seed], algorithm, PaperDelays(0.9, 10), rounds=rounds, seed=seed, evaluate_every=1.0)
 
     def play(plans: Sequence[Run], where: torch.device = CUDA) -> list[float]:
         return [snapshot.record.test_accuracy for _, snapshot in execute_all(plans, where)]

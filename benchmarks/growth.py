@@ -70,7 +70,7 @@ def round_of(devices: int, chosen: int, features: int) -> str:
     task = task_of(devices, features)
     algorithm = FedAvg(Uniform(chosen), FullWork(epochs=1, batch_size=10))
     rounds = max(3, 2000 // chosen)
-    play = simulated(task, algorithm, ConstantSeconds(devices), rounds)
+    play = simulated(task, algorithm, ConstantSeconds(), rounds)
     milliseconds = 1e3 * median_seconds(play) / rounds
     tracemalloc.start()
     play()
@@ -90,7 +90,7 @@ def starting() -> None:
         seconds = median_seconds(functools.partial(subprocess.run, command, capture_output=True, check=True))
         print(f"{name}: {seconds:.2f} s")
     run = "from hybridfl import HFL, PaperDelays, Synthetic, simulate; import time; started = time.perf_counter(); "
-    run += "simulate(Synthetic().build(10, 0), HFL(), PaperDelays(10), rounds=1); print(time.perf_counter() - started)"
+    run += "simulate(Synthetic().build(10, 0), HFL(), PaperDelays(), rounds=1); print(time.perf_counter() - started)"
     with tempfile.TemporaryDirectory() as cache:
         for name in ("first run of one round, Numba compiling", "the same again"):
             environment = {**os.environ, "NUMBA_CACHE_DIR": cache}

@@ -298,14 +298,14 @@ def for_a_while(play: Callable[[], tuple[int, int, float]]) -> Contestant:
 
 def synchronous(name: str, task: Task, work: FullWork, rounds: int) -> Bench:
     """FedAvg, against the plain loop too."""
-    play = simulated(task, FedAvg(local=work), ConstantSeconds(len(task.train)), rounds)
+    play = simulated(task, FedAvg(local=work), ConstantSeconds(), rounds)
     loop = plain_loop(task, work, STRETCH_SECONDS)
     return Bench(name, task, work, {"ours": for_a_while(play), "plain loop": lambda: Stretch(loop(), 0, 1)})
 
 
 def asynchronous(task: Task) -> Bench:
     """FedBuff. Devices differ in size, and not all simulators take them equally often: hence both units."""
-    play = simulated(task, FedBuff(local=PAPER), PaperDelays(100, stragglers=0.9, max_delay=10), 100)
+    play = simulated(task, FedBuff(local=PAPER), PaperDelays(stragglers=0.9, max_delay=10), 100)
     return Bench("C", task, PAPER, {"ours": for_a_while(play)}, ("updates/s", "steps/s"), ("--asynchronous",))
 
 

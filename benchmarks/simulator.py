@@ -41,7 +41,7 @@ from hybridfl import (
 )
 from hybridfl.engines import trainer_for
 from hybridfl.protocol import Job, Trainer, Update
-from hybridfl.timing import FleetTiming
+from hybridfl.timing import Pace, Roster
 from hybridfl.vectors import flatten
 
 REPEATS = 5
@@ -64,10 +64,11 @@ class Timed:
 
 
 def simulated(
-    task: Task, algorithm: Algorithm[Any], timing: FleetTiming, versions: int, trainer: Trainer | None = None
+    task: Task, algorithm: Algorithm[Any], timing: Pace, versions: int, trainer: Trainer | None = None
 ) -> Callable[[], tuple[int, int, float]]:
     """(steps, updates, seconds) of so many versions, trainer and data set up beforehand."""
-    fleet = Fleet(task.train.num_samples, timing.expected_seconds)
+    paces = timing.of(Roster(task.train.num_samples))
+    fleet = Fleet(task.train.num_samples, paces.expected_seconds)
     trainer = trainer or trainer_for(task, 0)
 
     def play() -> tuple[int, int, float]:
@@ -76,7 +77,7 @@ def simulated(
 
     def play_alone() -> tuple[int, int, float]:
         started = time.perf_counter()
-        transport = Simulation(fleet, trainer, timing)
+        transport = Simulation(fleet, trainer, paces)
         steps = updates = 0
         for moment in run(algorithm, transport, *algorithm.init(flatten(task.model), fleet)):
             steps += sum(update.num_steps for update in moment.inbox.updates)
@@ -132,7 +133,7 @@ def against_plain(name: str, task: Task, work: FullWork, rounds: int) -> None:
     """Print the speeds of both, and their ratio."""
     devices = len(task.train)
     trainer = Timed(trainer_for(task, 0))
-    play = simulated(task, FedAvg(local=work), ConstantSeconds(devices), rounds, trainer)
+    play = simulated(task, FedAvg(local=work), ConstantSeconds(), rounds, trainer)
     loop = plain_loop(task, work, seconds=2.0)
     play(), loop()
     ours, theirs, overheads = [], [], []
@@ -172,7 +173,7 @@ def updates_a_second(task: Task) -> None:
     """Print task C, and how much of it is not training."""
     for name, algorithm, versions in (("FedBuff", FedBuff(local=PAPER), 100), ("HFL", HFL(local=PAPER), 40)):
         trainer = Timed(trainer_for(task, 0))
-        play = simulated(task, algorithm, PaperDelays(100, stragglers=0.9, max_delay=10), versions, trainer)
+        play = simulated(task, algorithm, PaperDelays(stragglers=0.9, max_delay=10), versions, trainer)
         play()
         speeds, overheads = [], []
         for _ in range(REPEATS):

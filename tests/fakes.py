@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from hybridfl.protocol import Fleet, Inbox, Job, Update, Work
+from hybridfl.protocol import Fleet, Inbox, Job, Lost, Update, Work
 
 
 def fleet_of(*num_samples: int, seconds: Sequence[float] | None = None, seed: int = 0) -> Fleet:
@@ -30,6 +30,10 @@ def answer(to: Job, *delta: float, num_steps: int = 1) -> Update:
 
 def arrivals(now: float, *updates: Update) -> Inbox:
     return Inbox(now, tuple(sorted(updates, key=lambda update: update.job.device)))
+
+
+def lost(*jobs: Job) -> tuple[Lost, ...]:
+    return tuple(Lost(one, "lost on the way") for one in jobs)
 
 
 class Towards:

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hybridfl.records import Arrival, Record, RunFolder, SavedRun
+from hybridfl.records import Arrival, Record, SavedRun
+from hybridfl.run_folder import RunFolder
 
 
 def record(version: int, seconds: float, accuracy: float = 0.5, **more: Any) -> Record:
     """An evaluation whose train loss is 1 + accuracy, whose test loss is 2 + accuracy."""
     values: dict[str, Any] = {
-        "wall_seconds": 0.0,
         "merged": version,
         "mean_staleness": math.nan,
         "max_staleness": 0,
@@ -42,7 +42,7 @@ def saved(
         "label": label,
         "algorithm": algorithm,
         "task": {"name": "toy", "devices": 3},
-        "timing": f"PaperDelays(devices=3, seed={seed})",
+        "timing": "PaperDelays(stragglers=0.9, max_delay=10)",
         "seconds": 10,
         "rounds": None,
         "evaluate_every": None,
@@ -56,6 +56,7 @@ def write(folder: Path, *runs: SavedRun) -> Path:
     """Each run in a folder of its own below `folder`."""
     for place, run in enumerate(runs):
         files = RunFolder(folder / f"{place}", run.config)
+        files.announce()
         files.write(run.records[0], run.arrivals)
         for each in run.records[1:]:
             files.write(each, ())

@@ -27,7 +27,7 @@ from hybridfl.lockstep import execute_all
 from hybridfl.models import CharacterLSTM, LogisticRegression
 from hybridfl.plan import Run
 from hybridfl.protocol import Job, Update, Work
-from hybridfl.records import Record
+from hybridfl.tally import Snapshot
 from hybridfl.task import Task
 from hybridfl.tasks import Synthetic
 from hybridfl.timing import PaperDelays
@@ -244,15 +244,11 @@ ALGORITHMS: list[Any] = [
 
 def plans(seeds: Sequence[int] = (0, 1), **budget: Any) -> list[Run]:
     return [
-        Run(task, algorithm, PaperDelays(20, 0.8, 5, seed), seed=seed, label=str(number), **budget)
+        Run(task, algorithm, PaperDelays(0.8, 5), seed=seed, label=str(number), **budget)
         for seed in seeds
         for task in [Synthetic(1, 1).build(20, seed)]
         for number, algorithm in enumerate(ALGORITHMS)
     ]
-
-
-def without_the_clock(record: Record) -> dict[str, float]:
-    return {name: value for name, value in dataclasses.asdict(record).items() if name != "wall_seconds"}
 
 
 @needs_gpu
@@ -278,10 +274,11 @@ def test_whole_runs_are_the_same_as_on_the_cpu() -> None:
 def test_runs_together_leave_the_records_of_runs_alone() -> None:
     together: dict[int, list[Any]] = {}
     everything = plans(seconds=12)
-    for plan, snapshot in execute_all(everything, CUDA):
-        together.setdefault(id(plan), []).append((without_the_clock(snapshot.record), snapshot.arrivals))
+    for plan, event in execute_all(everything, CUDA):
+        if isinstance(event, Snapshot):
+            together.setdefault(id(plan), []).append((event.record, event.arrivals))
     for plan in everything:
-        alone = [(without_the_clock(each.record), each.arrivals) for each in execute(plan, "cuda")]
+        alone = [(each.record, each.arrivals) for each in execute(plan, "cuda")]
         assert repr(together[id(plan)]) == repr(alone), plan.algorithm
 
 
@@ -289,7 +286,7 @@ def test_runs_together_leave_the_records_of_runs_alone() -> None:
 def test_a_models_run_on_the_gpu() -> None:
     task, _ = models()[0]
     algorithm = HFL(local=FullWork(1, 16, ConstantRate(0.05)))
-    plan = Run(task, algorithm, PaperDelays(4, 0.5, 3), seconds=10)
+    plan = Run(task, algorithm, PaperDelays(0.5, 3), seconds=10)
     there, here = ([each.record for each in execute(plan, where)] for where in ("cuda", "cpu"))
     assert [record.train_loss for record in there] == pytest.approx([record.train_loss for record in here], rel=1e-3)
 

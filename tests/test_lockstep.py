@@ -1,4 +1,3 @@
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from hybridfl.dense_training import DenseSGD
 from hybridfl.engines import CPU
 from hybridfl.errors import InputError
 from hybridfl.experiment import execute
-from hybridfl.lockstep import execute_all
+from hybridfl.lockstep import Event, execute_all
 from hybridfl.plan import Run
 from hybridfl.protocol import Job, Update
 from hybridfl.tally import Snapshot
@@ -40,7 +39,7 @@ ALGORITHMS: list[Any] = [
 
 def plans(tasks: Sequence[Task], **budget: Any) -> list[Run]:
     return [
-        Run(task, algorithm, PaperDelays(8, 0.5, 4, seed), seed=seed, **budget)
+        Run(task, algorithm, PaperDelays(0.5, 4), seed=seed, **budget)
         for seed, task in enumerate(tasks)
         for algorithm in ALGORITHMS
     ]
@@ -62,14 +61,15 @@ def large_network() -> Task:
     return Task.from_devices(synthetic(1, 1, 8, 0), nn.Sequential(nn.Linear(60, 200), nn.GELU(), nn.Linear(200, 10)))
 
 
-def without_the_clock(snapshot: Snapshot) -> str:
-    return repr((dataclasses.replace(snapshot.record, wall_seconds=0.0), snapshot.arrivals))
+def said(event: Event) -> str:
+    return repr((event.record, event.arrivals) if isinstance(event, Snapshot) else type(event))
 
 
 def together(runs: Sequence[Run]) -> dict[int, list[str]]:
     found: dict[int, list[str]] = {id(run): [] for run in runs}
-    for run, snapshot in execute_all(runs, CPU):
-        found[id(run)].append(without_the_clock(snapshot))
+    for run, event in execute_all(runs, CPU):
+        if isinstance(event, Snapshot):
+            found[id(run)].append(said(event))
     return found
 
 
@@ -80,12 +80,12 @@ def test_runs_together_leave_the_records_of_runs_alone(tasks: list[Task]) -> Non
     runs = plans(tasks, seconds=9 if len(tasks) > 1 else 4)
     found = together(runs)
     for run in runs:
-        assert found[id(run)] == [without_the_clock(each) for each in execute(run, "cpu")], run.algorithm
+        assert found[id(run)] == [said(each) for each in execute(run, "cpu")], run.algorithm
 
 
 def test_runs_of_different_length_and_budget() -> None:
     [task, _] = softmax_tasks()
-    timing = PaperDelays(8, 0.5, 4)
+    timing = PaperDelays(0.5, 4)
     runs = [
         Run(task, HFL(local=LOCAL), timing, rounds=3),
         Run(task, FedAsync(local=LOCAL), timing, seconds=5, evaluate_every=2),
@@ -93,7 +93,7 @@ def test_runs_of_different_length_and_budget() -> None:
     ]
     found = together(runs)
     for run in runs:
-        assert found[id(run)] == [without_the_clock(each) for each in execute(run, "cpu")]
+        assert found[id(run)] == [said(each) for each in execute(run, "cpu")]
 
 
 def test_what_runs_want_at_a_time_is_trained_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_what_runs_want_at_a_time_is_trained_in_one_call(monkeypatch: pytest.Mon
     [task, _] = softmax_tasks()
     rates = [0.01, 0.03, 0.1]
     runs = [
-        Run(task, FedAvg(Uniform(4), FullWork(1, 16, ConstantRate(rate))), PaperDelays(8, 0.5, 4), rounds=5)
+        Run(task, FedAvg(Uniform(4), FullWork(1, 16, ConstantRate(rate))), PaperDelays(0.5, 4), rounds=5)
         for rate in rates
     ]
     together(runs)
@@ -137,7 +137,7 @@ def test_records_come_as_soon_as_they_are_known(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(DenseSGD, "together", staticmethod(counted))
     [task, _] = softmax_tasks()
-    for made, _ in enumerate(execute(Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(8, 0.5, 4), rounds=3), "cpu")):
+    for made, _ in enumerate(execute(Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(0.5, 4), rounds=3), "cpu")):
         assert len(calls) == made
 
 
@@ -145,14 +145,14 @@ def test_the_collector_is_put_back() -> None:
     import gc
 
     [task, _] = softmax_tasks()
-    list(execute(Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), rounds=1)))
+    list(execute(Run(task, HFL(local=LOCAL), PaperDelays(0.5, 4), rounds=1)))
     assert gc.get_freeze_count() == 0
 
 
 def test_two_iterations_at_once_leave_threads_as_they_were() -> None:
     [task, _] = softmax_tasks()
     before = torch.get_num_threads()
-    one, other = (execute(Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), rounds=2)) for _ in range(2))
+    one, other = (execute(Run(task, HFL(local=LOCAL), PaperDelays(0.5, 4), rounds=2)) for _ in range(2))
     next(one), next(other)
     assert torch.get_num_threads() == before
     list(one), list(other)
@@ -165,6 +165,6 @@ def test_no_runs_are_no_records() -> None:
 
 def test_an_error_in_a_run_names_it() -> None:
     [task, _] = softmax_tasks()
-    plan = Run(task, FedAvg(Uniform(10)), PaperDelays(8, 0.5, 4), rounds=1, seed=3, label="mine")
+    plan = Run(task, FedAvg(Uniform(10)), PaperDelays(0.5, 4), rounds=1, seed=3, label="mine")
     with pytest.raises(InputError, match="mine, seed 3: 10 participants a round, but the fleet has 8 devices"):
         list(execute(plan))

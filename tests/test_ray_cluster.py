@@ -21,8 +21,8 @@ from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.data.synthetic import synthetic
 from hybridfl.engines import CPU
 from hybridfl.errors import InputError
-from hybridfl.experiment import execute, save_all
-from hybridfl.lockstep import execute_all
+from hybridfl.experiment import save_all
+from hybridfl.lockstep import Event, execute_all
 from hybridfl.plan import Run
 from hybridfl.ray_cluster import Cluster, RayTrainer, connected, execute_on_cluster
 from hybridfl.records import load
@@ -61,7 +61,7 @@ def cluster(free_cpus: None) -> Iterator[Cluster]:
 
 def plans(seconds: float = 8.0) -> list[Run]:
     return [
-        Run(task, algorithm, PaperDelays(8, 0.5, 4, seed), seconds, seed=seed)
+        Run(task, algorithm, PaperDelays(0.5, 4), seconds, seed=seed)
         for seed in range(2)
         for task in [Synthetic(1, 1).build(8, seed)]
         for algorithm in (HFL(local=LOCAL), FedBuff(local=LOCAL), SSGD(LOCAL))
@@ -74,12 +74,12 @@ def network(hidden: int) -> Task:
     return Task.from_devices(synthetic(1, 1, 8, 0), model)
 
 
-def without_the_clock(snapshot: Snapshot) -> str:
-    return repr((dataclasses.replace(snapshot.record, wall_seconds=0.0), snapshot.arrivals))
+def said(event: Event) -> str:
+    return repr((event.record, event.arrivals)) if isinstance(event, Snapshot) else type(event).__name__
 
 
 def alone(plan: Run) -> list[str]:
-    return [without_the_clock(each) for each in execute(plan, "cpu")]
+    return [said(event) for _, event in execute_all([plan], CPU)]
 
 
 def kill(worker: Any) -> None:
@@ -90,19 +90,19 @@ def kill(worker: Any) -> None:
     "task", [Synthetic(1, 1).build(8, 0), network(5), network(200)], ids=["softmax", "vmap", "threads"]
 )
 def test_jobs_on_workers_give_the_records_of_one_process(cluster: Cluster, task: Task) -> None:
-    plan = Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), 8.0)
+    plan = Run(task, HFL(local=LOCAL), PaperDelays(0.5, 4), 8.0)
     trainer = RayTrainer(cluster, task, plan.seed)
-    found = [without_the_clock(each) for _, each in execute_all([plan], CPU, lambda task, seed: trainer)]
+    found = [said(each) for _, each in execute_all([plan], CPU, lambda task, seed: trainer)]
     assert found == alone(plan)
 
 
 def test_a_worker_killed_while_it_trains_is_replaced(cluster: Cluster) -> None:
     task = Synthetic(1, 1).build(8, 0)
-    plan = Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(8, 0.5, 4), rounds=12)
+    plan = Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(0.5, 4), rounds=12)
     before = [ray.get(worker.pid.remote()) for worker in cluster.workers]
     found = []
     for number, (_, snapshot) in enumerate(execute_all([plan], CPU, lambda t, s: RayTrainer(cluster, t, s))):
-        found.append(without_the_clock(snapshot))
+        found.append(said(snapshot))
         if number == 5:
             kill(cluster.workers[0])
     assert found == alone(plan)
@@ -116,7 +116,7 @@ def test_runs_on_workers_give_the_records_of_one_process_although_one_dies(clust
     found: dict[int, list[str]] = {id(run): [] for run in runs}
     killed = False
     for run, snapshot in execute_on_cluster(runs, cluster):
-        found[id(run)].append(without_the_clock(snapshot))
+        found[id(run)].append(said(snapshot))
         if not killed and len(found[id(run)]) == 11:
             kill(cluster.workers[1])
             killed = True
@@ -136,13 +136,15 @@ def test_folders_are_written_as_always(free_cpus: None, tmp_path: Path, count: i
     list(save_all(runs, [tmp_path / str(number) for number in range(len(runs))], ray="auto"))
     for number, run in enumerate(runs):
         saved = load(tmp_path / str(number))
-        assert [record.version for record in saved.records] == [each.record.version for each in execute(run, "cpu")]
+        assert [record.version for record in saved.records] == [
+            event.record.version for _, event in execute_all([run], CPU) if isinstance(event, Snapshot)
+        ]
 
 
 def test_a_users_mistake_on_a_worker_is_one_line_here(cluster: Cluster) -> None:
     task = dataclasses.replace(network(5), loss=torch.nn.functional.cross_entropy)
     with pytest.raises(InputError, match="reduction='none'"):
-        list(execute_on_cluster([Run(task, HFL(local=LOCAL), PaperDelays(8, 0.5, 4), rounds=1)], cluster))
+        list(execute_on_cluster([Run(task, HFL(local=LOCAL), PaperDelays(0.5, 4), rounds=1)], cluster))
 
 
 class Deadly:
@@ -185,5 +187,5 @@ def test_without_a_cluster_at_an_address_the_error_says_so(address: str, monkeyp
 
 def test_a_cluster_can_play_twice(cluster: Cluster) -> None:
     [run, *_] = plans()
-    first = [without_the_clock(snapshot) for _, snapshot in execute_on_cluster([run], cluster)]
-    assert first == [without_the_clock(snapshot) for _, snapshot in execute_on_cluster([run], cluster)] == alone(run)
+    first = [said(snapshot) for _, snapshot in execute_on_cluster([run], cluster)]
+    assert first == [said(snapshot) for _, snapshot in execute_on_cluster([run], cluster)] == alone(run)

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hybridfl.errors import InputError
-from hybridfl.records import Arrival, Config, Record, RunFolder, check_folder, difference, load, load_all
+from hybridfl.records import Arrival, Config, Record, check_folder, difference, load, load_all
+from hybridfl.run_folder import RunFolder
 
 CONFIG: Config = {
     "label": "HFL",
@@ -22,7 +23,6 @@ CONFIG: Config = {
 FIRST = Record(
     version=1,
     seconds=1.5,
-    wall_seconds=0.012,
     merged=10,
     mean_staleness=0.1,
     max_staleness=3,
@@ -42,6 +42,8 @@ DISCARDED = Arrival(device=7, version=0, sent_at=0.5, arrived_at=2.5, staleness=
 
 def write(folder: Path, *records: Record, config: Config = CONFIG) -> None:
     files = RunFolder(folder, config)
+    files.announce()
+    files.clear()
     for record in records:
         files.write(record, (MERGED, DISCARDED))
 
@@ -67,6 +69,7 @@ def test_nan_is_written_as_null_and_read_as_nan(tmp_path: Path) -> None:
 
 def test_a_record_can_be_read_as_soon_as_it_is_written(tmp_path: Path) -> None:
     files = RunFolder(tmp_path, CONFIG)
+    files.announce()
     files.write(FIRST, (MERGED,))
     assert load(tmp_path).records == (FIRST,)
     assert load(tmp_path).arrivals == (MERGED,)

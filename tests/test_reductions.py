@@ -1,6 +1,5 @@
 """An algorithm that reduces to another one gives its numbers, to the last bit where the arithmetic is the same."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -32,7 +31,7 @@ from hybridfl.records import Record
 from hybridfl.run import run
 from hybridfl.simulation import Simulation
 from hybridfl.task import Task
-from hybridfl.timing import ConstantSeconds, FleetTiming, PaperDelays, PerDevice
+from hybridfl.timing import ConstantSeconds, Pace, PaperDelays, PerDevice, Roster
 from hybridfl.training import LocalSGD
 from hybridfl.vectors import flatten
 
@@ -44,11 +43,12 @@ UNEQUAL_BUT_WAITED_FOR = PerDevice(tuple(1.0 + 0.1 * (device % 4) for device in 
 
 
 def weights_by_version(
-    algorithm: Algorithm[Any], timing: FleetTiming, versions: int, trainer: Trainer | None = None, seed: int = 0
+    algorithm: Algorithm[Any], timing: Pace, versions: int, trainer: Trainer | None = None, seed: int = 0
 ) -> list[torch.Tensor]:
-    fleet = Fleet(TRAIN.num_samples, timing.expected_seconds, seed)
+    paces = timing.of(Roster(TRAIN.num_samples, seed=seed))
+    fleet = Fleet(TRAIN.num_samples, paces.expected_seconds, seed)
     start = torch.zeros(610)
-    simulation = Simulation(fleet, trainer or DenseSGD(TRAIN, SOFTMAX, l2=1e-4, seed=seed), timing)
+    simulation = Simulation(fleet, trainer or DenseSGD(TRAIN, SOFTMAX, l2=1e-4, seed=seed), paces)
     seen: list[torch.Tensor] = []
     for moment in run(algorithm, simulation, *algorithm.init(start, fleet)):
         if moment.state.version > len(seen):
@@ -59,8 +59,7 @@ def weights_by_version(
 
 
 def records(plan: Run) -> list[Record]:
-    """Without the wall clock."""
-    return [dataclasses.replace(snapshot.record, wall_seconds=0.0) for snapshot in execute(plan)]
+    return [snapshot.record for snapshot in execute(plan)]
 
 
 def same_bits(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
@@ -69,10 +68,8 @@ def same_bits(left: list[torch.Tensor], right: list[torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize("schedule", [InverseTime(0.1), InverseSqrt(0.1), ConstantRate(0.05)])
 @pytest.mark.parametrize("stragglers", [KnownShare(0.0), Learned(slack=2.0)])
-@pytest.mark.parametrize("timing", [ConstantSeconds(DEVICES), UNEQUAL_BUT_WAITED_FOR])
-def test_hfl_without_stragglers_is_fedavg_of_everyone(
-    schedule: Schedule, stragglers: Stragglers, timing: FleetTiming
-) -> None:
+@pytest.mark.parametrize("timing", [ConstantSeconds(), UNEQUAL_BUT_WAITED_FOR])
+def test_hfl_without_stragglers_is_fedavg_of_everyone(schedule: Schedule, stragglers: Stragglers, timing: Pace) -> None:
     local = FullWork(epochs=2, learning_rate=schedule)
     hfl = weights_by_version(HFL(stragglers=stragglers, local=local), timing, versions=8)
     fedavg = weights_by_version(FedAvg(Everyone(), local), timing, versions=8)
@@ -82,12 +79,12 @@ def test_hfl_without_stragglers_is_fedavg_of_everyone(
 @pytest.mark.parametrize("correction", [NoCorrection(), Secant(), RankOne(0.0), MeanRankOne(), Diagonal(0.3)])
 def test_every_correction_leaves_fresh_updates_alone(correction: Correction) -> None:
     local = FullWork(epochs=1)
-    hfl = weights_by_version(HFL(Memory(correction), KnownShare(0.0), local=local), ConstantSeconds(DEVICES), 4)
-    assert same_bits(hfl, weights_by_version(FedAvg(Everyone(), local), ConstantSeconds(DEVICES), 4))
+    hfl = weights_by_version(HFL(Memory(correction), KnownShare(0.0), local=local), ConstantSeconds(), 4)
+    assert same_bits(hfl, weights_by_version(FedAvg(Everyone(), local), ConstantSeconds(), 4))
 
 
 def test_hfl_with_stragglers_is_not_fedavg() -> None:
-    timing = PaperDelays(DEVICES, 0.5, 4)
+    timing = PaperDelays(0.5, 4)
     hfl = weights_by_version(HFL(), timing, versions=8)
     assert not torch.allclose(hfl[-1], weights_by_version(FedAvg(Everyone()), timing, versions=8)[-1])
 
@@ -95,19 +92,19 @@ def test_hfl_with_stragglers_is_not_fedavg() -> None:
 def test_as_printed_and_normalised_without_stragglers_is_fedavg_of_everyone() -> None:
     local = FullWork(epochs=1)
     printed = HFL.as_printed(normalised=True, stragglers=KnownShare(0.0), local=local)
-    ours = weights_by_version(printed, ConstantSeconds(DEVICES), 6)
-    assert same_bits(ours, weights_by_version(FedAvg(Everyone(), local), ConstantSeconds(DEVICES), 6))
+    ours = weights_by_version(printed, ConstantSeconds(), 6)
+    assert same_bits(ours, weights_by_version(FedAvg(Everyone(), local), ConstantSeconds(), 6))
 
 
 def test_fedprox_without_pull_is_fedavg() -> None:
-    timing = PaperDelays(DEVICES, 0.5, 4)
+    timing = PaperDelays(0.5, 4)
     local = FullWork(epochs=2)
     fedprox = FedProx(mu=0.0, partial=0.0, participants=Uniform(5), local=local)
     assert same_bits(weights_by_version(fedprox, timing, 8), weights_by_version(FedAvg(Uniform(5), local), timing, 8))
 
 
 def test_fedprox_with_a_strong_pull_stays_nearer() -> None:
-    timing = ConstantSeconds(DEVICES)
+    timing = ConstantSeconds()
     local = FullWork(epochs=2, learning_rate=ConstantRate(0.05))
     pulled = weights_by_version(FedProx(mu=10.0, partial=0.0, participants=Everyone(), local=local), timing, 1)
     free = weights_by_version(FedAvg(Everyone(), local), timing, 1)
@@ -117,7 +114,7 @@ def test_fedprox_with_a_strong_pull_stays_nearer() -> None:
 def test_fedbuff_of_one_is_fedasync_with_alpha_one_on_one_device() -> None:
     """w + (w_i − w) and 0·w + w_i are the same number; the first rounds once more."""
     pooled = TRAIN.pooled()
-    timing = ConstantSeconds(1)
+    timing = ConstantSeconds().of(Roster(pooled.num_samples))
     fleet = Fleet(pooled.num_samples, timing.expected_seconds)
     results = []
     for algorithm in (FedBuff(buffer=1, server_rate=1.0, staleness=Constant()), FedAsync(1.0, Constant())):
@@ -131,7 +128,7 @@ def test_fedbuff_of_one_is_fedasync_with_alpha_one_on_one_device() -> None:
 def test_ssgd_is_a_plain_pytorch_loop() -> None:
     """torch.optim.SGD with weight_decay = 2ε over the same batches; η_0/(1 + t) falls with each round of E epochs."""
     local = FullWork(epochs=2, batch_size=32, learning_rate=InverseTime(0.1))
-    plan = Run(TASK, SSGD(local), PaperDelays(DEVICES), rounds=3, seed=5)
+    plan = Run(TASK, SSGD(local), PaperDelays(), rounds=3, seed=5)
     ours = [snapshot.record for snapshot in execute(plan)][-1]
 
     model = LogisticRegression(60, 10)
@@ -168,7 +165,7 @@ ALL = [
 
 @pytest.mark.parametrize("algorithm", ALL, ids=lambda algorithm: type(algorithm).__name__)
 def test_the_same_seed_gives_the_same_records_twice(algorithm: Algorithm[Any]) -> None:
-    timing = PaperDelays(DEVICES, 0.5, 4, seed=1)
+    timing = PaperDelays(0.5, 4)
     first, second = (records(Run(TASK, algorithm, timing, seconds=12, seed=1)) for _ in range(2))
     assert repr(first) == repr(second)  # NaN equals itself this way
     assert repr(first) != repr(records(Run(TASK, algorithm, timing, seconds=12, seed=2)))
@@ -192,7 +189,7 @@ class OneByOne:
 def test_jobs_trained_one_by_one_give_the_same_numbers(algorithm: Algorithm[Any]) -> None:
     """To the last bit in closed form. In general to 1e-6: PyTorch multiplies a stack of matrices by another kernel than a
     single one, and a batch that shares a step with a longer one is filled up, so sums are added in another order."""
-    timing = PaperDelays(DEVICES, 0.5, 4)
+    timing = PaperDelays(0.5, 4)
     closed_form = DenseSGD(TRAIN, SOFTMAX, l2=1e-4)
     together = weights_by_version(algorithm, timing, 8, closed_form)
     assert same_bits(together, weights_by_version(algorithm, timing, 8, OneByOne(closed_form)))

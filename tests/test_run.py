@@ -10,17 +10,18 @@ from hybridfl.run import Moment, run
 class Count:
     version: int
     weights: Vector
+    fleet: Fleet
 
 
 class Adding:
     """One job at a time, to device 0; every answer is added to the weights."""
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[Count, Outbox]:
-        return Count(0, weights), Outbox((job(0, 0, weights.tolist()),))
+        return Count(0, weights, fleet), Outbox((job(0, 0, weights.tolist()),))
 
     def step(self, state: Count, inbox: Inbox) -> tuple[Count, Outbox]:
         [update] = inbox.updates
-        state = Count(state.version + 1, state.weights + update.delta)
+        state = Count(state.version + 1, state.weights + update.delta, state.fleet)
         again = job(0, state.version, state.weights.tolist(), sent_at=inbox.now)
         return state, Outbox((again,), receipts=(Receipt(0),))
 

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import answer, fleet_of, job
-from hybridfl.protocol import Inbox, Job, Outbox, Update
+from hybridfl.protocol import Inbox, Job, Loss, Outbox, Update
 from hybridfl.simulation import Simulation
 
 Call = list[tuple[int, int]]
@@ -149,7 +150,7 @@ def test_a_device_that_answered_is_no_longer_busy() -> None:
 def test_waiting_for_nothing_is_refused() -> None:
     transport = simulation(1.0)
     transport.send(Outbox())
-    with pytest.raises(RuntimeError, match="wait for ever"):
+    with pytest.raises(RuntimeError, match="nobody will come online"):
         transport.receive()
 
 
@@ -160,8 +161,71 @@ def test_a_job_that_takes_for_ever_never_arrives_and_is_never_trained() -> None:
     assert arrived(transport.receive()) == (1.0, [1])
     assert calls == [[(1, 0)]]
     assert [one.device for one in transport.in_flight] == [0]
-    with pytest.raises(RuntimeError, match="wait for ever"):
+    with pytest.raises(RuntimeError, match="nobody will come online"):
         transport.receive()
+
+
+def test_a_lost_job_is_known_when_its_time_is_up_is_never_trained_and_frees_its_device() -> None:
+    calls: list[Call] = []
+
+    def train(jobs: Sequence[Job]) -> list[Update]:
+        calls.append([(one.device, one.version) for one in jobs])
+        return [answer(one, one.device) for one in jobs]
+
+    transport = Simulation(fleet_of(1, 1), train, lambda one: Loss(3.0, "died") if one.device else 1.0)
+    transport.send(Outbox((sent(0), sent(1))))
+    transport.receive()
+    inbox = transport.receive()
+    assert (inbox.now, inbox.updates, [(lost.job.device, lost.reason) for lost in inbox.lost]) == (
+        3.0,
+        (),
+        [(1, "died")],
+    )
+    assert inbox.devices == {1}
+    assert calls == [[(0, 0)]]
+    assert transport.in_flight == ()
+    transport.send(Outbox((sent(1, sent_at=3.0),)))
+    assert transport.receive().now == 6.0
+
+
+def test_with_nothing_to_wait_for_the_clock_jumps_to_when_somebody_comes_online() -> None:
+    transport = Simulation(fleet_of(1), lambda jobs: [], lambda job: 1.0, comes_online=lambda now: now + 7.5)
+    transport.send(Outbox())
+    assert arrived(transport.receive()) == (7.5, [])
+    transport.send(Outbox(wake_at=9.0))
+    assert arrived(transport.receive()) == (9.0, [])
+
+
+def test_a_device_may_answer_something_else_than_it_trained() -> None:
+    def backwards(update: Update) -> Update:
+        return dataclasses.replace(update, weights=-update.weights)
+
+    transport = Simulation(
+        fleet_of(1, 1), lambda jobs: [answer(one, 5.0) for one in jobs], lambda job: 1.0, answer=backwards
+    )
+    transport.send(Outbox((sent(0),)))
+    assert transport.receive().updates[0].weights.tolist() == [-5.0]
+
+
+def test_a_simulation_goes_on_from_its_traffic_exactly() -> None:
+    def begun() -> Simulation:
+        transport = simulation(1.0, 2.5, 4.0)
+        transport.send(Outbox((sent(0), sent(1), sent(2))))
+        transport.receive()
+        transport.send(Outbox((sent(0, sent_at=1.0, version=1),), wake_at=1.5))
+        return transport
+
+    one, other = begun(), simulation(1.0, 2.5, 4.0)
+    other = Simulation(
+        other.fleet, lambda jobs: [answer(j, j.device) for j in jobs], lambda j: 9.0, traffic=one.traffic
+    )
+    for _ in range(3):
+        left, right = one.receive(), other.receive()
+        assert arrived(left) == arrived(right)
+        one.send(Outbox())
+        other.send(Outbox())
+    assert one.in_flight != ()
+    assert [job.device for job in one.in_flight] == [job.device for job in other.in_flight]
 
 
 def test_in_flight_are_the_jobs_not_yet_received_by_device() -> None:

@@ -10,17 +10,25 @@ from hybridfl.algorithms.ad_sgd import NoCorrection, RankOne
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.fedprox import FedProx
+from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.memory import Memory
 from hybridfl.algorithms.sampling import ProportionalToDelay
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.algorithms.stragglers import KnownShare
+from hybridfl.attacks import Hostile, Noise
+from hybridfl.availability import OnOff
+from hybridfl.conditions import Conditions, Deaths
 from hybridfl.data.partition import Dirichlet, PowerLaw
 from hybridfl.data.sent140 import Chosen
 from hybridfl.errors import InputError
-from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, read_algorithm, read_task, split_list
+from hybridfl.fleets import FLEETS
+from hybridfl.laws import Pareto, Zipf
+from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, read_algorithm, read_fleet, read_guard, read_task, split_list
 from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticIID
+from hybridfl.timing import Drawn, PaperDelays, PerDevice, Recorded
+from hybridfl.traces import RecordedAvailability
 
 LOCAL = FullWork(epochs=3)
 
@@ -54,7 +62,57 @@ def test_what_prints_can_be_read_back(name: str) -> None:
 
 @pytest.mark.parametrize("part", [part for parts in PARTS.values() for part in parts])
 def test_every_part_can_be_made_without_arguments_and_prints_as_a_call(part: type) -> None:
-    assert repr(part()).startswith(part.__name__ + "(")
+    needed: dict[type, tuple[object, ...]] = {
+        Recorded: ("a.csv",),
+        RecordedAvailability: ("a.csv",),
+        PerDevice: ((1.0,),),
+    }
+    made = part(*needed.get(part, ()))
+    assert repr(made).startswith(part.__name__ + "(")
+
+
+@pytest.mark.parametrize("name", FLEETS)
+def test_every_fleet_with_a_name_prints_as_it_can_be_written(name: str) -> None:
+    fleet = read_fleet(name)
+    assert read_fleet(repr(fleet)) == fleet
+    assert fleet == FLEETS[name]()
+
+
+def test_fleets_by_name_as_a_pace_and_in_full() -> None:
+    assert read_fleet("paper(0.5, 20)") == PaperDelays(0.5, 20)
+    assert read_fleet("day_night(on=0.25)") == FLEETS["day-night"](on=0.25)
+    assert read_fleet("PerDevice((1, 2.5))") == PerDevice((1.0, 2.5))
+    assert read_fleet("Drawn(Pareto(cap=50))") == Drawn(Pareto(cap=50.0))
+    full = "Drawn(Zipf()), jitter=None, availability=OnOff(10, 5), deaths=Deaths(0.5), hostile=Hostile(0.1, Noise())"
+    assert read_fleet(f"Conditions({full})") == Conditions(
+        Drawn(Zipf()), availability=OnOff(10.0, 5.0), deaths=Deaths(0.5), hostile=Hostile(0.1, Noise())
+    )
+    assert read_fleet("Recorded('a.csv')") == Recorded("a.csv")
+
+
+def test_guards() -> None:
+    assert read_guard("off") is None
+    assert read_guard("on") == Guard()
+    assert read_guard("Guard(norm=None, quarantine=5)") == Guard(norm=None, quarantine=5)
+    assert read_guard(repr(Guard(history=9))) == Guard(history=9)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("phone", "Unknown fleet 'phone'. Did you mean 'phones'?"),
+        ("Conditions(lost=1)", "lost=1.0"),
+        ("Conditions(jitter=Normal())", "wants one of Fixed, HalfNormal"),
+        ("Conditions(lost='often')", "wants float"),
+        ("PerDevice((1, 'x'))", "wants numbers in parentheses"),
+        ("PerDevice()", "PerDevice needs seconds"),
+        ("Drawn(law=None)", "wants one of Fixed"),
+    ],
+)
+def test_mistakes_in_fleets_are_named(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_fleet(text)
+    assert message in str(error.value)
 
 
 def test_tasks() -> None:
@@ -80,7 +138,7 @@ def test_tasks() -> None:
         ("FedBuff(buffer=2.5)", "wants int, not 2.5"),
         ("FedBuff(buffer=True)", "wants int, not True"),
         ("FedBuff(1, buffer=1)", "buffer twice"),
-        ("FedBuff(1, 1, 1, 1, 1)", "takes 4 values at most"),
+        ("FedBuff(1, 1, 1, 1, 1, 1, 1)", "takes 6 values at most"),
         ("FedBuff(**{})", "no hyperparameter"),
         ("HFL(merge=RankOne())", "wants one of Memory, Blend, not 'RankOne'"),
         ("HFL(merge=Memry())", "Did you mean 'Memory'"),

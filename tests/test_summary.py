@@ -18,7 +18,6 @@ def saved(
         Record(
             version=version,
             seconds=seconds,
-            wall_seconds=0.0,
             merged=0,
             mean_staleness=math.nan,
             max_staleness=0,

@@ -3,6 +3,10 @@ from .algorithms.ad_sgd import MeanRankOne as MeanRankOne
 from .algorithms.ad_sgd import NoCorrection as NoCorrection
 from .algorithms.ad_sgd import RankOne as RankOne
 from .algorithms.ad_sgd import Secant as Secant
+from .algorithms.averages import ClippedMean as ClippedMean
+from .algorithms.averages import Mean as Mean
+from .algorithms.averages import Median as Median
+from .algorithms.averages import TrimmedMean as TrimmedMean
 from .algorithms.blend import Blend as Blend
 from .algorithms.blend import ByStaleness as ByStaleness
 from .algorithms.blend import ConstantWeight as ConstantWeight
@@ -12,6 +16,8 @@ from .algorithms.fedasync import FedAsync as FedAsync
 from .algorithms.fedavg import FedAvg as FedAvg
 from .algorithms.fedbuff import FedBuff as FedBuff
 from .algorithms.fedprox import FedProx as FedProx
+from .algorithms.guard import Guard as Guard
+from .algorithms.guard import Guarded as Guarded
 from .algorithms.hfl import HFL as HFL
 from .algorithms.local_work import ConstantRate as ConstantRate
 from .algorithms.local_work import FullWork as FullWork
@@ -30,6 +36,17 @@ from .algorithms.staleness import Hinge as Hinge
 from .algorithms.staleness import Polynomial as Polynomial
 from .algorithms.stragglers import KnownShare as KnownShare
 from .algorithms.stragglers import Learned as Learned
+from .attacks import Hostile as Hostile
+from .attacks import Noise as Noise
+from .attacks import NotANumber as NotANumber
+from .attacks import Scaled as Scaled
+from .availability import AlwaysOn as AlwaysOn
+from .availability import DayNight as DayNight
+from .availability import OnOff as OnOff
+from .conditions import Conditions as Conditions
+from .conditions import Deaths as Deaths
+from .conditions import LateJoins as LateJoins
+from .conditions import SpeedChange as SpeedChange
 from .data.datasets import from_flower as from_flower
 from .data.datasets import from_hugging_face as from_hugging_face
 from .data.federated import Samples as Samples
@@ -43,6 +60,18 @@ from .errors import InputError as InputError
 from .experiment import execute as execute
 from .experiment import save_all as save_all
 from .experiment import simulate as simulate
+from .fleets import day_night as day_night
+from .fleets import fedbuff as fedbuff
+from .fleets import flaky as flaky
+from .fleets import paper as paper
+from .fleets import phones as phones
+from .laws import Fixed as Fixed
+from .laws import HalfNormal as HalfNormal
+from .laws import Lognormal as Lognormal
+from .laws import Pareto as Pareto
+from .laws import SlowShare as SlowShare
+from .laws import Zipf as Zipf
+from .lockstep import execute_all as execute_all
 from .losses import cross_entropy as cross_entropy
 from .models import CharacterLSTM as CharacterLSTM
 from .models import LogisticRegression as LogisticRegression
@@ -52,6 +81,8 @@ from .protocol import Algorithm as Algorithm
 from .protocol import Fleet as Fleet
 from .protocol import Inbox as Inbox
 from .protocol import Job as Job
+from .protocol import Loss as Loss
+from .protocol import Lost as Lost
 from .protocol import Outbox as Outbox
 from .protocol import Receipt as Receipt
 from .protocol import Update as Update
@@ -60,6 +91,7 @@ from .records import Arrival as Arrival
 from .records import Record as Record
 from .records import load as load
 from .records import load_all as load_all
+from .resuming import planned as planned
 from .run import Moment as Moment
 from .run import run as run
 from .simulation import Simulation as Simulation
@@ -70,9 +102,14 @@ from .tasks import Sent140 as Sent140
 from .tasks import Shakespeare as Shakespeare
 from .tasks import Synthetic as Synthetic
 from .tasks import SyntheticIID as SyntheticIID
+from .timing import ComputeAndLink as ComputeAndLink
 from .timing import ConstantSeconds as ConstantSeconds
+from .timing import Drawn as Drawn
 from .timing import PaperDelays as PaperDelays
 from .timing import PerDevice as PerDevice
+from .timing import Recorded as Recorded
+from .timing import Roster as Roster
+from .traces import RecordedAvailability as RecordedAvailability
 from .training import LocalSGD as LocalSGD
 
 __version__: str

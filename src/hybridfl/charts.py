@@ -152,7 +152,7 @@ def staleness_shares(group: Sequence[SavedRun], bins: Sequence[range]) -> Floats
 
 
 def _staleness(group: Sequence[SavedRun]) -> NDArray[np.int64]:
-    return np.array([a.staleness for run in group for a in run.arrivals if a.discarded is None], dtype=np.int64)
+    return np.array([a.staleness for run in group for a in run.arrivals if a.is_merged], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _versions_made(run: SavedRun) -> tuple[Floats, NDArray[np.int64]]:
 
 def _merged_at(arrival: Arrival, instants: Floats, versions: NDArray[np.int64]) -> float:
     """An update that is merged `staleness` versions after the one it was sent with makes the version after that."""
-    if arrival.discarded is not None:
+    if not arrival.is_merged:
         return math.nan
     place = max(
         int(np.searchsorted(instants, arrival.arrived_at)),

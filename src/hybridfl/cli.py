@@ -1,23 +1,28 @@
-"""The command line: `hybridfl run`, `compare`, `report`, `algorithms`, `data`."""
+"""The command line: `hybridfl run`, `resume`, `compare`, `report`, `algorithms`, `data`, `fleet`."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridfl import cli_data
+from hybridfl import cli_data, cli_fleet
 from hybridfl.cli_data import DataDirOption
 from hybridfl.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from hybridfl.algorithms.local_work import FullWork
+    from hybridfl.conditions import Conditions
+    from hybridfl.plan import Run
+    from hybridfl.records import Record
     from hybridfl.task import Task
+    from hybridfl.timing import Pace
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -29,6 +34,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cli_data.app, name="data")
+app.add_typer(cli_fleet.app, name="fleet")
 
 
 def _examples(*commands: str) -> str:
@@ -64,12 +70,55 @@ TaskOption = Annotated[
     ),
 ]
 DevicesOption = Annotated[int, typer.Option(help="Devices in the fleet.", rich_help_panel="Fleet")]
+FleetOption = Annotated[
+    str,
+    typer.Option(
+        "--fleet",
+        help="How its devices behave: one of `hybridfl fleet list`, or written as it prints: 'phones(sigma=0.6)', "
+        "'Conditions(Drawn(Pareto()), lost=0.05)'.",
+        rich_help_panel="Fleet",
+    ),
+]
 StragglersOption = Annotated[
-    float, typer.Option(help="Share of the devices that are slow, 0 to 1.", rich_help_panel="Fleet")
+    float | None,
+    typer.Option(
+        help="Of the fleet 'paper': share of the devices that are slow, 0 to 1. (default: 0.9)",
+        rich_help_panel="Fleet",
+        show_default=False,
+    ),
 ]
 MaxDelayOption = Annotated[
-    int,
-    typer.Option(help="A slow device takes 1 + τ s, τ uniform in 1..this; others take 1 s.", rich_help_panel="Fleet"),
+    int | None,
+    typer.Option(
+        help="Of the fleet 'paper': a slow device takes 1 + τ s, τ uniform in 1..this; others take 1 s. (default: 10)",
+        rich_help_panel="Fleet",
+        show_default=False,
+    ),
+]
+GuardOption = Annotated[
+    str,
+    typer.Option(
+        "--guard",
+        help="Refuse bad updates: off, on, or written as it prints: 'Guard(norm=10, quarantine=5)'.",
+        rich_help_panel="Fleet",
+    ),
+]
+CheckpointOption = Annotated[
+    int | None,
+    typer.Option(
+        "--checkpoint-every",
+        help="Versions between two checkpoints. (default: at most one checkpoint a minute)",
+        rich_help_panel="Machine",
+        show_default=False,
+    ),
+]
+FreshOption = Annotated[
+    bool,
+    typer.Option(
+        "--fresh",
+        help="Begin anew where a run was interrupted or has ended, instead of going on.",
+        rich_help_panel="Machine",
+    ),
 ]
 SecondsOption = Annotated[
     float | None, typer.Option(help="Virtual seconds to run.", rich_help_panel="Budget", show_default=False)
@@ -123,6 +172,7 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress di
         "hybridfl run",
         "hybridfl run --task 'synthetic(0, 0)' --algorithm fedbuff --seconds 100",
         "hybridfl run --algorithm 'HFL(merge=Memory(RankOne(trust=0.6)))' --stragglers 0.5",
+        "hybridfl run --fleet flaky --guard on --seconds 200",
         "hybridfl run --task 'shakespeare(sequences=20000, hidden=64)' --devices 20 --batch-size 10 --epochs 1 "
         "--learning-rate 1 --schedule constant --clip 1 --seconds 60",
     )
@@ -133,8 +183,10 @@ def run(
         str, typer.Option(help="One of `hybridfl algorithms`, or written as it prints: 'FedBuff(buffer=20)'.")
     ] = "hfl",
     devices: DevicesOption = 100,
-    stragglers: StragglersOption = 0.9,
-    max_delay: MaxDelayOption = 10,
+    fleet: FleetOption = "paper",
+    stragglers: StragglersOption = None,
+    max_delay: MaxDelayOption = None,
+    guard: GuardOption = "off",
     seconds: SecondsOption = None,
     rounds: RoundsOption = None,
     evaluate_every: EveryOption = None,
@@ -151,15 +203,15 @@ def run(
     data_dir: DataDirOption = None,
     device: DeviceOption = "auto",
     ray: RayOption = None,
+    checkpoint_every: CheckpointOption = None,
+    fresh: FreshOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
     from hybridfl.comparison import Comparison, slug
     from hybridfl.engines import device_named
-    from hybridfl.experiment import save_all
-    from hybridfl.progress import RunsDisplay
     from hybridfl.records import check_folder
-    from hybridfl.spelling import read_algorithm, read_task
+    from hybridfl.spelling import read_algorithm, read_guard, read_task
 
     local = _local_work(epochs, batch_size, learning_rate, schedule, clip)
     if seconds is None and rounds is None:
@@ -167,14 +219,14 @@ def run(
     comparison = Comparison(
         read_task(task),
         {algorithm: read_algorithm(algorithm, local)},
+        _fleet(fleet, stragglers, max_delay),
         devices,
-        stragglers,
-        max_delay,
         (seed,),
         seconds,
         rounds,
         evaluate_every,
         data_dir,
+        read_guard(guard),
     )
     (plan,) = comparison.runs()
     folder = out or Path("results") / slug(f"{plan.task.name}-{plan.name}-seed-{seed}")
@@ -182,23 +234,28 @@ def run(
     check_folder(folder, plan.config())
     _print_notes(plan.task, quiet)
     device_named(device)
-    interrupted = False
-    record = None
-    with RunsDisplay([plan], quiet) as display:
-        try:
-            for _, record in save_all([plan], [folder], device, ray):
-                display.show(plan, record)
-        except KeyboardInterrupt:
-            interrupted = True
-    if record is not None and not quiet:
-        typer.echo(
-            f"{plan.name} on {plan.task.name}: test accuracy {record.test_accuracy:.1%} after {record.version} versions, "
-            f"{record.seconds:g} s of virtual time and {record.wall_seconds:.1f} s here; "
-            f"{record.merged} updates merged, {record.discarded} discarded."
-        )
-        typer.echo(f"Results: {folder}    Report: hybridfl report {folder}")
-    if interrupted:
-        _stopped(folder)
+    _play([plan], [folder], folder, device, ray, checkpoint_every, fresh, quiet)
+
+
+@app.command(
+    epilog=_examples("hybridfl resume results/hfl", "hybridfl resume results/compare-synthetic-1-1 --device cpu")
+)
+def resume(
+    folder: Annotated[Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote.")],
+    data_dir: DataDirOption = None,
+    device: DeviceOption = "auto",
+    ray: RayOption = None,
+    checkpoint_every: CheckpointOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Go on with the runs in a folder that were interrupted, from their last checkpoints: to the same numbers.
+
+    The records are those of a run that was never interrupted, byte for byte.
+    """
+    from hybridfl.resuming import planned
+
+    plans = planned(folder, data_dir)
+    _play(list(plans.values()), list(plans), folder, device, ray, checkpoint_every, False, quiet)
 
 
 @app.command(
@@ -214,8 +271,10 @@ def compare(
     ] = ALL,
     task: TaskOption = "synthetic",
     devices: DevicesOption = 100,
-    stragglers: StragglersOption = 0.9,
-    max_delay: MaxDelayOption = 10,
+    fleet: FleetOption = "paper",
+    stragglers: StragglersOption = None,
+    max_delay: MaxDelayOption = None,
+    guard: GuardOption = "off",
     seeds: Annotated[int, typer.Option(help="Runs of each algorithm, with seeds 0, 1, …")] = 3,
     seconds: SecondsOption = None,
     rounds: RoundsOption = None,
@@ -235,6 +294,8 @@ def compare(
     data_dir: DataDirOption = None,
     device: DeviceOption = "auto",
     ray: RayOption = None,
+    checkpoint_every: CheckpointOption = None,
+    fresh: FreshOption = False,
     quiet: QuietOption = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the table as JSON, and nothing else, on standard output.")
@@ -248,9 +309,10 @@ def compare(
     from hybridfl.engines import device_named
     from hybridfl.errors import require_share
     from hybridfl.experiment import save_all
+    from hybridfl.plan import Stage
     from hybridfl.progress import RunsDisplay
     from hybridfl.records import load
-    from hybridfl.spelling import read_algorithm, read_task, split_list
+    from hybridfl.spelling import read_algorithm, read_guard, read_task, split_list
     from hybridfl.summary import by_label, default_target, is_bound, summarise
     from hybridfl.summary_table import json_row, print_table
 
@@ -262,14 +324,14 @@ def compare(
     comparison = Comparison(
         read_task(task),
         {name: read_algorithm(name, local) for name in split_list(algorithms)},
+        _fleet(fleet, stragglers, max_delay),
         devices,
-        stragglers,
-        max_delay,
         range(seeds),
         seconds,
         rounds,
         evaluate_every,
         data_dir,
+        read_guard(guard),
     )
     runs = list(comparison.runs())
     folder = out or Path("results") / slug(f"compare-{runs[0].task.name}")
@@ -279,9 +341,10 @@ def compare(
     _print_notes(runs[0].task, quiet or as_json)
     device_named(device)
     interrupted = False
+    folders = [folder_of(folder, plan) for plan in runs]
     with RunsDisplay(runs, quiet) as display:
         try:
-            for plan, record in save_all(runs, [folder_of(folder, plan) for plan in runs], device, ray):
+            for plan, record in save_all(runs, folders, device, ray, checkpoint_every, fresh):
                 display.show(plan, record)
         except KeyboardInterrupt:
             interrupted = True
@@ -297,7 +360,7 @@ def compare(
     elif not quiet:
         bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
         cut = " (interrupted: runs end at different times)" if interrupted else ""
-        title = f"{runs[0].task.name}, {devices} devices, {stragglers:.0%} stragglers{cut}"
+        title = f"{runs[0].task.name}, {devices} devices, {Stage.of(runs[0]).is_straggler.mean():.0%} stragglers{cut}"
         print_table(rows, goal, title, bounds)
     _report(folder, goal, say=not quiet and not as_json)
     if interrupted:
@@ -320,14 +383,20 @@ def report(
 
 @app.command()
 def algorithms() -> None:
-    """List the algorithms and tasks, with their hyperparameters as they can be written."""
+    """List the algorithms, tasks and fleets, with their hyperparameters as they can be written."""
     from rich.console import Console
     from rich.table import Table
 
+    from hybridfl.fleets import FLEETS
     from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, spelled
 
     console = Console()
-    for title, constructors in (("Algorithm", ALGORITHMS), ("Task", TASKS)):
+    kinds: tuple[tuple[str, Mapping[str, Callable[..., object]]], ...] = (
+        ("Algorithm", ALGORITHMS),
+        ("Task", TASKS),
+        ("Fleet", FLEETS),
+    )
+    for title, constructors in kinds:
         table = Table(title, "Its hyperparameters and their defaults", box=None, pad_edge=False)
         for name, constructor in constructors.items():
             table.add_row(name, spelled(name, constructor))
@@ -381,5 +450,69 @@ def _report(folder: Path, goal: float, say: bool) -> None:
 
 
 def _stopped(folder: Path) -> None:
-    typer.echo(f"Stopped. What was recorded until then is in {folder}.", err=True)
+    typer.echo(
+        f"Stopped. What was recorded until then is in {folder}; go on with `hybridfl resume {folder}`.", err=True
+    )
     raise typer.Exit(130)
+
+
+def _fleet(fleet: str, stragglers: float | None, max_delay: int | None) -> Pace | Conditions:
+    from hybridfl.fleets import paper
+    from hybridfl.spelling import read_fleet
+
+    given = {"stragglers": stragglers, "max_delay": max_delay}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return read_fleet(fleet)
+    if fleet != "paper":
+        raise InputError(
+            f"--{next(iter(given)).replace('_', '-')} is for the fleet 'paper', not for '{fleet}': leave it out, or write the "
+            "fleet's own numbers, for example --fleet 'paper(0.5, 20)'."
+        )
+    return paper(**given)  # type: ignore[arg-type]
+
+
+def _play(
+    plans: Sequence[Run],
+    folders: Sequence[Path],
+    root: Path,
+    device: str,
+    ray: str | None,
+    checkpoint_every: int | None,
+    fresh: bool,
+    quiet: bool,
+) -> None:
+    """Play runs into their folders, show how far they are, and say how each has ended."""
+    from hybridfl.engines import device_named
+    from hybridfl.experiment import save_all
+    from hybridfl.progress import RunsDisplay
+
+    device_named(device)
+    latest: dict[int, Record] = {}
+    interrupted = False
+    started = time.perf_counter()
+    with RunsDisplay(plans, quiet) as display:
+        try:
+            for plan, record in save_all(plans, folders, device, ray, checkpoint_every, fresh):
+                latest[id(plan)] = record
+                display.show(plan, record)
+        except KeyboardInterrupt:
+            interrupted = True
+    took = time.perf_counter() - started
+    for plan in () if quiet else plans:
+        if id(plan) in latest:
+            typer.echo(_ended(plan, latest[id(plan)]))
+    if not quiet and not interrupted:
+        typer.echo(f"{took:.1f} s here. Results: {root}    Report: hybridfl report {root}")
+    if interrupted:
+        _stopped(root)
+
+
+def _ended(plan: Run, record: Record) -> str:
+    counts = {"merged": record.merged, "discarded": record.discarded, "refused": record.refused}
+    updates = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count or fate != "refused")
+    lost = f"; {record.lost} jobs lost" if record.lost else ""
+    return (
+        f"{plan.name} on {plan.task.name}: test accuracy {record.test_accuracy:.1%} after {record.version} versions and "
+        f"{record.seconds:g} s of virtual time; updates: {updates}{lost}."
+    )

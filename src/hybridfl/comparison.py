@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hybridfl.algorithms.guard import Guard
+from hybridfl.conditions import Conditions
 from hybridfl.errors import InputError, require_positive
 from hybridfl.plan import Run
 from hybridfl.protocol import Algorithm
 from hybridfl.records import check_folder, difference, load_config
 from hybridfl.tasks import TaskRecipe
-from hybridfl.timing import PaperDelays
+from hybridfl.timing import Pace, PaperDelays
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,14 @@ class Comparison:
 
     recipe: TaskRecipe
     algorithms: dict[str, Algorithm[Any]]
+    timing: Pace | Conditions = PaperDelays()
     devices: int = 100
-    stragglers: float = 0.9
-    max_delay: int = 10
     seeds: Sequence[int] = (0, 1, 2)
     seconds: float | None = None
     rounds: int | None = None
     evaluate_every: float | None = None
     data_dir: Path | None = None
+    guard: Guard | None = None
 
     def __post_init__(self) -> None:
         if not self.algorithms:
@@ -42,9 +44,18 @@ class Comparison:
         """Seed by seed, so that a seed's data are made once and shared by all algorithms."""
         for seed in self.seeds:
             task = self.recipe.build(self.devices, seed, self.data_dir)
-            timing = PaperDelays(self.devices, self.stragglers, self.max_delay, seed)
             for label, algorithm in self.algorithms.items():
-                yield Run(task, algorithm, timing, self.seconds, self.rounds, self.evaluate_every, seed, label)
+                yield Run(
+                    task,
+                    algorithm,
+                    self.timing,
+                    self.seconds,
+                    self.rounds,
+                    self.evaluate_every,
+                    seed,
+                    label,
+                    self.guard,
+                )
 
 
 def folder_of(out: Path, run: Run) -> Path:

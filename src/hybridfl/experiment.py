@@ -7,27 +7,33 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hybridfl.algorithms.guard import Guard
+from hybridfl.conditions import Conditions
 from hybridfl.engines import CPU, device_named
 from hybridfl.errors import InputError
-from hybridfl.lockstep import execute_all
+from hybridfl.folder_lock import locked
+from hybridfl.lockstep import Event, Saves, execute_all
 from hybridfl.plan import Run
+from hybridfl.playing import Often
 from hybridfl.protocol import Algorithm
-from hybridfl.records import Record, RunFolder
+from hybridfl.records import Record, check_folder, load
+from hybridfl.saving import FolderSaves
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
-from hybridfl.timing import FleetTiming
+from hybridfl.timing import Pace
 
 
 def execute(plan: Run, device: str = "auto") -> Iterator[Snapshot]:
     """Play a run in virtual time: a snapshot at the start and at every evaluation."""
-    for _, snapshot in execute_all([plan], device_named(device)):
-        yield snapshot
+    for _, event in execute_all([plan], device_named(device)):
+        if isinstance(event, Snapshot):
+            yield event
 
 
 def simulate(
     task: Task,
     algorithm: Algorithm[Any],
-    timing: FleetTiming,
+    timing: Pace | Conditions,
     seconds: float | None = None,
     rounds: int | None = None,
     evaluate_every: float | None = None,
@@ -35,39 +41,68 @@ def simulate(
     out: str | Path | None = None,
     label: str = "",
     device: str = "auto",
+    guard: Guard | None = None,
+    checkpoint_every: int | None = None,
+    fresh: bool = False,
 ) -> list[Record]:
-    """Run one algorithm in virtual time and return its records; `out` keeps them in a folder that `report` can read."""
-    plan = Run(task, algorithm, timing, seconds, rounds, evaluate_every, seed, label)
+    """Run one algorithm in virtual time and return its records.
+
+    `out` keeps them in a folder that `report` can read. A run that was interrupted there goes on, one that has ended is
+    not run again, unless `fresh`. `checkpoint_every`: versions between two checkpoints; None: at most one a minute.
+    """
+    plan = Run(task, algorithm, timing, seconds, rounds, evaluate_every, seed, label, guard)
     if out is None:
         return [snapshot.record for snapshot in execute(plan, device)]
-    return [record for _, record in save_all([plan], [Path(out)], device)]
+    for _ in save_all([plan], [Path(out)], device, checkpoint_every=checkpoint_every, fresh=fresh):
+        pass
+    return list(load(Path(out)).records)
 
 
 def save_all(
-    plans: Sequence[Run], folders: Sequence[Path], device: str = "auto", ray: str | None = None
+    plans: Sequence[Run],
+    folders: Sequence[Path],
+    device: str = "auto",
+    ray: str | None = None,
+    checkpoint_every: int | None = None,
+    fresh: bool = False,
 ) -> Iterator[tuple[Run, Record]]:
-    """Play runs together, writing each one's folder as it goes; a run that cannot start writes nothing.
+    """Play runs together, writing each one's folder as it goes; if one could not start, nothing is written.
 
+    A run that has ended in its folder is not run again (its last record is all that is yielded), one that was interrupted
+    goes on from its last checkpoint; with `fresh`, all begin anew.
     `ray`: the address of a Ray cluster to spread them over, or `auto`; see `ray_cluster.py`.
     """
-    snapshots = execute_all(plans, device_named(device)) if ray is None else _execute_on_ray(plans, device, ray)
-    folder_of = {id(plan): folder for plan, folder in zip(plans, folders, strict=True)}
-    files: dict[int, RunFolder] = {}
-    for plan, snapshot in snapshots:
-        if id(plan) not in files:
-            files[id(plan)] = RunFolder(folder_of[id(plan)], plan.config())
-        files[id(plan)].write(snapshot.record, snapshot.arrivals)
-        yield plan, snapshot.record
+    place = device_named(device) if ray is None else CPU
+    saves = FolderSaves(plans, folders, place, Often(checkpoint_every))
+    for plan in plans:
+        plan.check()
+        check_folder(saves.files(plan).folder, plan.config())
+    with locked(folders):
+        for plan in plans:
+            saves.files(plan).announce()
+            if fresh:
+                saves.files(plan).clear()
+        for plan in plans:
+            if saves.files(plan).is_finished:
+                yield plan, load(saves.files(plan).folder).records[-1]
+        unfinished = [plan for plan in plans if not saves.files(plan).is_finished]
+        events = execute_all(unfinished, place, saves=saves) if ray is None else _on_ray(unfinished, device, ray, saves)
+        for plan, event in events:
+            saves.write(plan, event)
+            if isinstance(event, Snapshot):
+                yield plan, event.record
 
 
-def _execute_on_ray(plans: Sequence[Run], device: str, address: str) -> Iterator[tuple[Run, Snapshot]]:
+def _on_ray(plans: Sequence[Run], device: str, address: str, saves: Saves) -> Iterator[tuple[Run, Event]]:
     """Whole runs where there is one for every worker, else their jobs."""
     from hybridfl.ray_cluster import Cluster, RayTrainer, execute_on_cluster
 
     if device != "auto" and device_named(device) != CPU:
         raise InputError("Ray's workers train on their CPUs: use --device cuda without --ray.")
+    if not plans:
+        return
     with Cluster(address) as cluster:
         if len(plans) >= len(cluster.workers):
-            yield from execute_on_cluster(plans, cluster)
+            yield from execute_on_cluster(plans, cluster, saves)
         else:
-            yield from execute_all(plans, CPU, functools.partial(RayTrainer, cluster))
+            yield from execute_all(plans, CPU, functools.partial(RayTrainer, cluster), saves)

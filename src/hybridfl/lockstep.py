@@ -7,12 +7,11 @@ keep jobs apart that would change one another's rounding.
 from __future__ import annotations
 
 import gc
-import math
-import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -21,16 +20,32 @@ from hybridfl.errors import InputError
 from hybridfl.evaluation import Evaluator, Scoring
 from hybridfl.free_memory import free_bytes
 from hybridfl.plan import Run, Stage
+from hybridfl.playing import NEVER, Ended, Often, Playing, Savepoint, play
 from hybridfl.protocol import Job, Update
-from hybridfl.run import Moment
-from hybridfl.simulation import Simulation
-from hybridfl.tally import Draft, Snapshot, Tally
+from hybridfl.tally import Draft, Snapshot
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer
 from hybridfl.vectors import flatten
 
-Playing = Generator[Sequence[Job] | Draft, list[Update] | None, None]
-"""A run in virtual time. It yields drafts of its records, and jobs, for which it wants to be sent their updates."""
+Event = Snapshot | Savepoint | Ended
+
+
+class Saves(Protocol):
+    """Where runs go on from, and how often they can be saved."""
+
+    @property
+    def often(self) -> Often: ...
+    def savepoint(self, plan: Run, stage: Stage) -> Savepoint | None:
+        """What a run goes on from; None: its beginning."""
+
+
+class NoSaves:
+    """Every run begins at its beginning, and none is saved."""
+
+    often = NEVER
+
+    def savepoint(self, plan: Run, stage: Stage) -> None:
+        return None
 
 
 MakeTrainer = Callable[[Task, int], JointTrainer]
@@ -49,104 +64,90 @@ class _Player:
     answer: list[Update] | None = None
 
     @classmethod
-    def of(cls, plan: Run, device: torch.device, make_trainer: MakeTrainer | None) -> _Player:
+    def of(cls, plan: Run, device: torch.device, make_trainer: MakeTrainer | None, saves: Saves) -> _Player:
         check_fit(plan.task)
         stage = Stage.of(plan)
         trainer = make_trainer(stage.task, plan.seed) if make_trainer else trainer_for(stage.task, plan.seed, device)
-        evaluator = evaluator_for(stage.task, plan.timing.is_straggler, plan.seed, device)
-        return cls(plan, play(plan, stage, device), trainer, evaluator)
+        evaluator = evaluator_for(stage.task, stage.is_straggler, plan.seed, device)
+        playing = play(plan, stage, device, saves.savepoint(plan, stage), saves.often)
+        return cls(plan, playing, trainer, evaluator)
 
-    def drafts(self) -> Iterator[Draft]:
+    def sayings(self) -> Iterator[Draft | Savepoint | Ended]:
         """Go on until jobs have to be trained, or to the end; then nothing is `wanted`."""
         self.wanted = ()
         try:
             said = self.playing.send(self.answer)
-            while isinstance(said, Draft):
+            while isinstance(said, Draft | Savepoint):
                 yield said
                 said = next(self.playing)
-            self.wanted = said
-        except StopIteration:
-            pass
+            if isinstance(said, Ended):
+                yield said
+            else:
+                self.wanted = said
         except InputError as error:
             raise InputError(f"{self.plan.name}, seed {self.plan.seed}: {error}") from None
 
 
-def play(plan: Run, stage: Stage, device: torch.device) -> Playing:
-    """One run, from its first record to its last."""
-    simulation = Simulation(stage.fleet, _nobody, stage.timing)
-    weights = flatten(stage.task.model).to(device, non_blocking=True)
-    state, outbox = plan.algorithm.init(weights, stage.fleet)
-    tally = Tally(bytes_a_model=weights.numel() * weights.element_size(), sent=len(outbox.jobs))
-    yield tally.draft(0, 0.0, weights)
-
-    every, due = plan.seconds_between_records, 0.0
-    while True:
-        simulation.send(outbox)
-        jobs = simulation.jump()
-        if plan.seconds is not None and simulation.now > plan.seconds:
-            break
-        if jobs:
-            updates = yield jobs
-            assert updates is not None
-            simulation.trained(updates)
-        inbox = simulation.receive()
-        before = state.version
-        state, outbox = plan.algorithm.step(state, inbox)
-        tally.count(Moment(inbox, state, outbox))
-        is_last = plan.rounds is not None and state.version >= plan.rounds
-        # Only the instant that makes a version is worth a record: all that arrived has been merged into it.
-        if state.version > before and (inbox.now >= due or is_last):
-            yield tally.draft(state.version, inbox.now, state.weights)
-            due = (math.floor(inbox.now / every) + 1) * every if every else inbox.now
-        if is_last:
-            return
-    if tally.recorded_seconds < plan.seconds:
-        yield tally.draft(state.version, float(plan.seconds), state.weights)
-
-
 def execute_all(
-    plans: Sequence[Run], device: torch.device, make_trainer: MakeTrainer | None = None
-) -> Iterator[tuple[Run, Snapshot]]:
-    """Play runs in virtual time, as many at once as memory allows: each one's snapshots in their order.
+    plans: Sequence[Run],
+    device: torch.device,
+    make_trainer: MakeTrainer | None = None,
+    saves: Saves = NoSaves(),
+) -> Iterator[tuple[Run, Event]]:
+    """Play runs in virtual time, as many at once as memory allows: each one's snapshots and savepoints in their order.
 
     `make_trainer`: what trains, if not this machine alone. On a GPU the scores of a turn are read while the next turn is
     trained, so the GPU is never idle for a record's sake.
     """
-    return _in_lockstep(plans, device, make_trainer) if plans else iter(())
+    return _in_lockstep(plans, device, make_trainer, saves) if plans else iter(())
+
+
+@dataclass(frozen=True, eq=False)
+class _Pending:
+    """What a run has said, and its scores, which may still be on their way; what has none waits for those before it."""
+
+    plan: Run
+    said: Draft | Savepoint | Ended
+    scoring: Scoring | None
+
+    def is_known(self) -> bool:
+        return self.scoring is None or self.scoring.is_known()
+
+    def event(self) -> tuple[Run, Event]:
+        if not isinstance(self.said, Draft):
+            return self.plan, self.said
+        assert self.scoring is not None
+        return self.plan, self.said.scored(self.scoring.scores())
 
 
 def _in_lockstep(
-    plans: Sequence[Run], device: torch.device, make_trainer: MakeTrainer | None
-) -> Iterator[tuple[Run, Snapshot]]:
-    started = time.perf_counter()
-    unscored: deque[tuple[Run, Draft, Scoring]] = deque()
-
-    def finished() -> tuple[Run, Snapshot]:
-        plan, draft, scoring = unscored.popleft()
-        scores = scoring.scores()
-        return plan, draft.scored(scores, time.perf_counter() - started)
-
+    plans: Sequence[Run], device: torch.device, make_trainer: MakeTrainer | None, saves: Saves
+) -> Iterator[tuple[Run, Event]]:
+    pending: deque[_Pending] = deque()
     waiting = deque(plans)
     players: list[_Player] = []
     width = runs_that_fit(plans, device)
     while waiting or players:
         while waiting and len(players) < width:
-            players.append(_Player.of(waiting.popleft(), device, make_trainer))
+            players.append(_Player.of(waiting.popleft(), device, make_trainer, saves))
         with _undisturbed(plans, device):
-            drafts = [(player, draft) for player in players for draft in player.drafts()]
-            scorings = _score_together([(player.evaluator, draft) for player, draft in drafts])
-        earlier = len(unscored)
-        unscored += [(player.plan, draft, scoring) for (player, draft), scoring in zip(drafts, scorings, strict=True)]
-        while unscored and unscored[0][2].is_known():
-            yield finished()
+            said = [(player, each) for player in players for each in player.sayings()]
+            drafts = [(player, each) for player, each in said if isinstance(each, Draft)]
+            scorings = iter(_score_together([(player.evaluator, draft) for player, draft in drafts]))
+        earlier = len(pending)
+        pending += [
+            _Pending(player.plan, each, next(scorings) if isinstance(each, Draft) else None) for player, each in said
+        ]
+        while pending and pending[0].is_known():
+            yield pending.popleft().event()
             earlier -= 1
         players = [player for player in players if player.wanted]
         with _undisturbed(plans, device):
             _train_together(players)
         for _ in range(earlier):
-            yield finished()
-    while unscored:
-        yield finished()
+            yield pending.popleft().event()
+    while pending:
+        yield pending.popleft().event()
 
 
 def _train_together(players: Sequence[_Player]) -> None:
@@ -170,10 +171,6 @@ def runs_that_fit(plans: Sequence[Run], device: torch.device) -> int:
     """How many runs may be under way at once: half of what memory is free, if every device of each holds four models."""
     largest = max(4 * len(plan.task.test) * flatten(plan.task.model).nbytes for plan in plans)
     return max(1, free_bytes(device) // 2 // largest)
-
-
-def _nobody(jobs: Sequence[Job]) -> list[Update]:
-    raise AssertionError("Jobs are trained between send and receive.")
 
 
 @contextmanager

@@ -241,8 +241,8 @@ def staleness_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
 def timeline_figure(run: SavedRun, end: float) -> Figure:
     """A row a device, a bar a job, a dot where its update was merged."""
     shown = charts.timeline(run, end)
-    merged = [bar for bar in shown.bars if bar.arrival.discarded is None]
-    discarded = [bar for bar in shown.bars if bar.arrival.discarded is not None]
+    merged = [bar for bar in shown.bars if bar.arrival.is_merged]
+    discarded = [bar for bar in shown.bars if not bar.arrival.is_merged]
     most = max((bar.arrival.staleness for bar in merged), default=0)
     colours = [charts.shade(charts.FRESH_TO_STALE, bar.arrival.staleness / max(most, 1)) for bar in merged]
     outline = {"color": "white", "width": 1.5}
@@ -326,8 +326,10 @@ def _jobs(bars: Sequence[charts.Bar]) -> Figure:
 
 
 def _fate(bar: charts.Bar) -> str:
-    if bar.arrival.discarded is not None:
-        return f"discarded: {escape(bar.arrival.discarded)}"
+    for fate in ("discarded", "refused", "lost"):
+        reason = getattr(bar.arrival, fate)
+        if reason is not None:
+            return f"{fate}: {escape(reason)}"
     at = "" if math.isnan(bar.merged_at) else f" at {bar.merged_at:g} s"
     return f"merged{at}, staleness {bar.arrival.staleness}"
 

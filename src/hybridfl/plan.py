@@ -1,20 +1,26 @@
-"""A run is a value: a task, an algorithm, a timing, a budget and a seed."""
+"""A run is a value: a task, an algorithm, its fleet's conditions, a budget and a seed."""
 
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.algorithms.ssgd import SSGD
+from hybridfl.conditions import Conditions, FleetTiming, conditions_of
 from hybridfl.engines import check_fit
 from hybridfl.errors import InputError, require_positive
-from hybridfl.protocol import Algorithm, Fleet
+from hybridfl.protocol import Algorithm, Fleet, always_online
 from hybridfl.records import Config
 from hybridfl.task import Task
-from hybridfl.timing import ConstantSeconds, FleetTiming
+from hybridfl.timing import ConstantSeconds, Pace, Recorded, Roster
+from hybridfl.traces import RecordedAvailability, checksum
 from hybridfl.training import check_trainable
 from hybridfl.vectors import flatten
 
@@ -29,12 +35,13 @@ class Run:
 
     task: Task
     algorithm: Algorithm[Any]
-    timing: FleetTiming
+    timing: Pace | Conditions
     seconds: float | None = None
     rounds: int | None = None
     evaluate_every: float | None = None
     seed: int = 0
     label: str = ""
+    guard: Guard | None = None
 
     def __post_init__(self) -> None:
         if self.seconds is None and self.rounds is None:
@@ -43,11 +50,6 @@ class Run:
             value = getattr(self, name)
             if value is not None:
                 require_positive(name, value)
-        devices = len(self.task.test)
-        if len(self.timing.expected_seconds) != devices:
-            raise InputError(
-                f"The timing is for {len(self.timing.expected_seconds)} devices, but the task has {devices}: make them agree."
-            )
 
     def check(self) -> None:
         """Raise `InputError` if the run could not start, before anything is written."""
@@ -55,7 +57,7 @@ class Run:
         check_fit(self.task)
         stage = Stage.of(self)
         try:
-            self.algorithm.init(flatten(stage.task.model), stage.fleet)
+            stage.algorithm.init(flatten(stage.task.model), stage.fleet)
         except InputError as error:
             raise InputError(f"{self.name}: {error}") from None
 
@@ -76,6 +78,8 @@ class Run:
             "algorithm": repr(self.algorithm),
             "task": self.task.describe(),
             "timing": repr(self.timing),
+            "traces": _traces(self.timing),
+            "guard": repr(self.guard),
             "seconds": self.seconds,
             "rounds": self.rounds,
             "evaluate_every": self.evaluate_every,
@@ -86,18 +90,38 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """The task, timing and fleet a run really has: S-SGD has one device that holds all the data and takes 1 s."""
+    """What a run really has: its algorithm behind a guard, if it wants one, and its fleet drawn up by the seed.
 
+    S-SGD has one device that holds all the data, takes 1 s and is always there.
+    """
+
+    algorithm: Algorithm[Any]
     task: Task
     timing: FleetTiming
     fleet: Fleet
+    is_straggler: NDArray[np.bool_]
+    """By device of the task, to score normal devices' samples and stragglers' apart."""
 
     @classmethod
     def of(cls, plan: Run) -> Stage:
-        centralised = isinstance(plan.algorithm, SSGD)
-        task = plan.task.pooled() if centralised else plan.task
-        timing: FleetTiming = ConstantSeconds(1) if centralised else plan.timing
-        return cls(task, timing, Fleet(task.train.num_samples, timing.expected_seconds, plan.seed))
+        roster = Roster(plan.task.train.num_samples, flatten(plan.task.model).nbytes, plan.seed)
+        timing = conditions_of(plan.timing).of(roster)
+        is_straggler, task = timing.is_straggler, plan.task
+        if isinstance(plan.algorithm, SSGD):
+            task = plan.task.pooled()
+            timing = conditions_of(ConstantSeconds(1)).of(Roster(task.train.num_samples, seed=plan.seed))
+        online = always_online if timing.is_always_on else timing.online
+        fleet = Fleet(task.train.num_samples, timing.expected_seconds, plan.seed, online)
+        algorithm = plan.algorithm if plan.guard is None else Guarded(plan.algorithm, plan.guard)
+        return cls(algorithm, task, timing, fleet, is_straggler)
+
+
+def _traces(timing: object) -> dict[str, str]:
+    """The recordings a fleet replays, and what was in them: a trace that has changed makes another run."""
+    if isinstance(timing, Recorded | RecordedAvailability):
+        return {timing.path: checksum(timing.path)}
+    parts = [getattr(timing, field.name) for field in fields(timing)] if is_dataclass(timing) else []
+    return {path: checksum for part in parts for path, checksum in _traces(part).items()}
 
 
 def _versions() -> dict[str, str]:

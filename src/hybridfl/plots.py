@@ -142,8 +142,8 @@ def timeline(runs: Sequence[SavedRun]) -> Figure | None:
     shown = charts.timeline(run, end)
     if not shown.bars:
         return None
-    merged = [bar for bar in shown.bars if bar.arrival.discarded is None]
-    discarded = [bar for bar in shown.bars if bar.arrival.discarded is not None]
+    merged = [bar for bar in shown.bars if bar.arrival.is_merged]
+    discarded = [bar for bar in shown.bars if not bar.arrival.is_merged]
     most = max((bar.arrival.staleness for bar in merged), default=0)
     colours = ScalarMappable(Normalize(0, max(most, 1)), _colours(charts.FRESH_TO_STALE))
 

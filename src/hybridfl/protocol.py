@@ -7,7 +7,7 @@ A transport carries the jobs to the devices and their updates back, in virtual t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -19,20 +19,40 @@ Vector = Tensor
 """All of a model's weights, flat."""
 
 
+Online = Callable[[NDArray[np.int64], float], NDArray[np.bool_]]
+"""Which of some devices can be reached at an instant."""
+
+
+def always_online(devices: NDArray[np.int64], now: float) -> NDArray[np.bool_]:
+    """Everybody, all the time."""
+    return np.ones(len(devices), dtype=bool)
+
+
 @dataclass(frozen=True, eq=False)
 class Fleet:
     """What the server knows of its devices, column by column; device i is entry i.
 
     `expected_seconds` is how long a full local training takes according to the device's history, NaN where the server
     has none. `seed` is the run's: whatever an algorithm draws, it draws by key from this seed (`randomness.py`).
+    `online` says who is there; it is asked about few devices at a time, so that a fleet may have millions. Who is
+    `barred` gets no job.
     """
 
     num_samples: NDArray[np.int64]
     expected_seconds: NDArray[np.float64]
     seed: int = 0
+    online: Online = always_online
+    barred: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.num_samples)
+
+    def reachable(self, devices: Sequence[int], now: float) -> list[int]:
+        """Those of `devices` that could be given a job now."""
+        if self.online is not always_online:
+            there = self.online(np.asarray(devices, dtype=np.int64), now)
+            devices = [device for device, is_on in zip(devices, there.tolist(), strict=True) if is_on]
+        return [device for device in devices if device not in self.barred] if self.barred else list(devices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +112,41 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Lost:
+    """A job that will not be answered, and why. Its device is free again, if it is there."""
+
+    job: Job
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Inbox:
     """All that reached the server at one instant, ordered by device: updates, and jobs known to be lost."""
 
     now: float
     updates: tuple[Update, ...] = ()
-    lost: tuple[Job, ...] = ()
+    lost: tuple[Lost, ...] = ()
+
+    @property
+    def devices(self) -> frozenset[int]:
+        """Who is free again."""
+        return frozenset([*(update.job.device for update in self.updates), *(lost.job.device for lost in self.lost)])
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What becomes of one update: merged `staleness` versions after its job was sent, or discarded and why."""
+    """What becomes of one update: merged `staleness` versions after its job was sent, or else why not.
+
+    `discarded`: a good update that an algorithm has no use for, being late for example; `refused`: a bad one.
+    """
 
     staleness: int
     discarded: str | None = None
+    refused: str | None = None
+
+    @property
+    def is_merged(self) -> bool:
+        return self.discarded is None and self.refused is None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -113,12 +154,14 @@ class Outbox:
     """What an algorithm wants next.
 
     `receipts` answers for every update of the inbox, in its order, so nothing can get lost without a word.
-    `wake_at` asks to be stepped again by then, whatever arrives.
+    `wake_at` asks to be stepped again by then, whatever arrives. `forgotten`: how many devices' last updates a bounded
+    memory has had to give up with this step.
     """
 
     jobs: tuple[Job, ...] = ()
     wake_at: float | None = None
     receipts: tuple[Receipt, ...] = ()
+    forgotten: int = 0
 
 
 class State(Protocol):
@@ -128,6 +171,8 @@ class State(Protocol):
     def version(self) -> int: ...
     @property
     def weights(self) -> Vector: ...
+    @property
+    def fleet(self) -> Fleet: ...
 
 
 S = TypeVar("S", bound=State)
@@ -158,7 +203,15 @@ class Trainer(Protocol):
     def __call__(self, jobs: Sequence[Job]) -> list[Update]: ...
 
 
-class Timing(Protocol):
-    """Seconds from sending a job to the arrival of its update; infinite if it never arrives."""
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A job is lost, and `seconds` after it was sent the server knows."""
 
-    def __call__(self, job: Job) -> float: ...
+    seconds: float
+    reason: str
+
+
+class Timing(Protocol):
+    """Seconds from sending a job to the arrival of its update, or its loss; infinite if it never arrives and nobody says so."""
+
+    def __call__(self, job: Job) -> float | Loss: ...

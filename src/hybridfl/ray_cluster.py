@@ -21,8 +21,9 @@ import torch
 
 from hybridfl.engines import CPU, trainer_for
 from hybridfl.errors import InputError
-from hybridfl.lockstep import execute_all
-from hybridfl.plan import Run
+from hybridfl.lockstep import Event, NoSaves, Saves, execute_all
+from hybridfl.plan import Run, Stage
+from hybridfl.playing import Often, Savepoint
 from hybridfl.protocol import Job, Update
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
@@ -64,6 +65,10 @@ class Cluster:
         if id(task) not in self._placed:
             self._placed[id(task)] = task, Placed(self._ray.put(task))
         return self._placed[id(task)][1]
+
+    def put(self, savepoint: Savepoint | None) -> Placed | None:
+        """A savepoint in the cluster's store, for whoever goes on from it."""
+        return None if savepoint is None else Placed(self._ray.put(savepoint))
 
     def answers(self, pieces: Sequence[Piece]) -> list[Any]:
         """What each piece of work returns."""
@@ -194,13 +199,41 @@ class _Errand:
 _NOTHING = torch.zeros(0)
 
 
+@dataclass(frozen=True, eq=False)
+class _Stand:
+    """Where a run stands: its last savepoint, and how many of the snapshots after it are known."""
+
+    savepoint: Placed | None
+    often: Often
+    known: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _GoOn:
+    """`Saves` for a worker's run."""
+
+    from_here: Savepoint | None
+    often: Often
+
+    def savepoint(self, plan: Run, stage: Stage) -> Savepoint | None:
+        return self.from_here
+
+
+def _after(events: Iterator[Event], known: int) -> Iterator[Event]:
+    """What comes after the first `known` snapshots."""
+    for event in events:
+        if known == 0:
+            yield event
+        known -= isinstance(event, Snapshot) and known > 0
+
+
 class Worker:
     """What runs in a worker's process: it keeps the tasks, their trainers, and the run it has begun."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, Task] = {}
         self._trainers: dict[tuple[str, int], JointTrainer] = {}
-        self._playing: tuple[str, Iterator[Snapshot]] | None = None
+        self._playing: tuple[str, Iterator[Event]] | None = None
 
     def pid(self) -> int:
         """The process, as its machine counts it."""
@@ -217,13 +250,16 @@ class Worker:
         updates = self._trainers[name](errand.unpacked())
         return [(update.weights.numpy(), update.num_steps, float(update.train_loss)) for update in updates]
 
-    def play(self, name: str, task: Placed, rest: dict[str, Any], known: int) -> tuple[list[Snapshot], bool]:
-        """The next snapshots of a run, after the `known` first, and whether it has ended."""
+    def play(self, name: str, task: Placed, rest: dict[str, Any], stand: _Stand) -> tuple[list[Event], bool]:
+        """The next that a run says from where it stands on, and whether it has ended."""
+        import ray
+
         if self._playing is None or self._playing[0] != name:
-            begun = (snapshot for _, snapshot in execute_all([Run(self._task(task), **rest)], CPU))
-            self._playing = name, itertools.islice(begun, known, None)
-        found = list(itertools.islice(self._playing[1], _SNAPSHOTS_AT_A_TIME))
-        return found, len(found) < _SNAPSHOTS_AT_A_TIME
+            saves = _GoOn(None if stand.savepoint is None else ray.get(stand.savepoint.reference), stand.often)
+            events = (event for _, event in execute_all([Run(self._task(task), **rest)], CPU, saves=saves))
+            self._playing = name, _after(events, stand.known)
+        found = list(itertools.islice(self._playing[1], _EVENTS_AT_A_TIME))
+        return found, len(found) < _EVENTS_AT_A_TIME
 
     def _task(self, placed: Placed) -> Task:
         import ray
@@ -233,7 +269,7 @@ class Worker:
         return self._tasks[placed.name]
 
 
-_SNAPSHOTS_AT_A_TIME = 10
+_EVENTS_AT_A_TIME = 10
 
 
 class RayTrainer:
@@ -300,21 +336,26 @@ def _train_piece(wanted: Sequence[tuple[RayTrainer, Sequence[Job]]], hand: dict[
     return lambda worker: worker.train.remote(errands)
 
 
-def execute_on_cluster(plans: Sequence[Run], cluster: Cluster) -> Iterator[tuple[Run, Snapshot]]:
-    """Play runs on a cluster's workers, each run on one of them: each one's snapshots in their order.
+def execute_on_cluster(plans: Sequence[Run], cluster: Cluster, saves: Saves = NoSaves()) -> Iterator[tuple[Run, Event]]:
+    """Play runs on a cluster's workers, each run on one of them: each one's snapshots and savepoints in their order.
 
-    A run whose worker died begins anew elsewhere, and what is known of it already is passed over: it would be the same.
+    A run whose worker died goes on elsewhere from its last savepoint, and what is known of it already is passed over: it would
+    be the same.
     """
-    known = [0] * len(plans)
+    stands = [_Stand(cluster.put(saves.savepoint(plan, Stage.of(plan))), saves.often) for plan in plans]
     names = [uuid.uuid4().hex for _ in plans]
 
     def piece(number: int) -> Piece:
         plan = plans[number]
         task = cluster.placed(plan.task)
         rest = {field.name: getattr(plan, field.name) for field in fields(plan) if field.name != "task"}
-        return lambda worker: worker.play.remote(names[number], task, rest, known[number])
+        return lambda worker: worker.play.remote(names[number], task, rest, stands[number])
 
     pieces = [piece(number) for number in range(len(plans))]
-    for number, (snapshots, _) in cluster.as_they_come(pieces, lambda number, answer: bool(answer[1])):
-        known[number] += len(snapshots)
-        yield from ((plans[number], snapshot) for snapshot in snapshots)
+    for number, (events, _) in cluster.as_they_come(pieces, lambda number, answer: bool(answer[1])):
+        for event in events:
+            if isinstance(event, Snapshot):
+                stands[number] = replace(stands[number], known=stands[number].known + 1)
+            elif isinstance(event, Savepoint):
+                stands[number] = _Stand(cluster.put(event), saves.often)
+            yield plans[number], event

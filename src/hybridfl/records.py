@@ -20,7 +20,6 @@ class Record:
     version: int
     seconds: float
     """Virtual."""
-    wall_seconds: float
     merged: int
     """Updates merged since the start; in the last record, a few of them may still wait for their round to close."""
     mean_staleness: float
@@ -36,12 +35,20 @@ class Record:
     """Weights sent to devices since the start, and received from them."""
     bytes_received: int
     discarded: int
-    """Updates that arrived and were thrown away, since the start."""
+    """Good updates that arrived and were thrown away, since the start."""
+    refused: int = 0
+    """Bad updates, since the start."""
+    lost: int = 0
+    """Jobs that were never answered, since the start."""
+    forgotten: int = 0
+    """Devices' last updates that a bounded memory gave up, since the start."""
+    barred: int = 0
+    """Devices that get no more jobs, having been refused too often."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One update: when its job was sent, when it arrived, and what became of it."""
+    """One job's end: when it was sent, when its update arrived or it was known to be lost, and what became of it."""
 
     device: int
     version: int
@@ -50,8 +57,16 @@ class Arrival:
     arrived_at: float
     staleness: int
     """Versions made between sending the job and merging the update."""
-    discarded: str | None
-    """Why it was not merged."""
+    discarded: str | None = None
+    """Why a good update was not merged."""
+    refused: str | None = None
+    """What is wrong with a bad one."""
+    lost: str | None = None
+    """Why no update came."""
+
+    @property
+    def is_merged(self) -> bool:
+        return self.discarded is None and self.refused is None and self.lost is None
 
 
 Config = Mapping[str, Any]
@@ -72,27 +87,6 @@ class SavedRun:
     @property
     def seed(self) -> int:
         return int(self.config["seed"])
-
-
-class RunFolder:
-    """Writes a run as it happens, line by line, so that what was recorded stays readable whenever it stops.
-
-    Nothing is left open between two writes: a comparison may have hundreds of runs under way.
-    """
-
-    def __init__(self, folder: Path, config: Config) -> None:
-        check_folder(folder, config)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._records, self._arrivals = folder / "records.jsonl", folder / "arrivals.jsonl"
-        (folder / "run.json").write_text(json.dumps(config, indent=2) + "\n")
-        self._records.write_text("")
-        self._arrivals.write_text("")
-
-    def write(self, record: Record, arrivals: tuple[Arrival, ...]) -> None:
-        with self._arrivals.open("a") as lines:
-            lines.writelines(_line(arrival) for arrival in arrivals)
-        with self._records.open("a") as lines:
-            lines.write(_line(record))
 
 
 def check_folder(folder: Path, config: Config) -> None:
@@ -188,7 +182,7 @@ def load_all(folder: Path) -> list[SavedRun]:
     return [run for run in runs if run.records]
 
 
-def _line(row: Record | Arrival) -> str:
+def line_of(row: Record | Arrival) -> str:
     """JSON has no NaN and no infinity: they are written as null."""
     values = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in asdict(row).items()}
     return json.dumps(values) + "\n"

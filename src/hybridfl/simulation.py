@@ -4,76 +4,141 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
-from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Timing, Trainer, Update
+from hybridfl.protocol import Fleet, Inbox, Job, Loss, Lost, Outbox, Timing, Trainer, Update
+
+
+class NobodyLeft(RuntimeError):  # noqa: N818 - whoever catches it reads what happened
+    """Nothing is in flight, no wake-up is set and nobody will ever come online: the run would wait for ever."""
+
+
+def never(now: float) -> float:
+    """Nobody comes online later: all are there already."""
+    return math.inf
+
+
+def as_trained(update: Update) -> Update:
+    """An honest device answers what it trained."""
+    return update
+
+
+@dataclass(eq=False)
+class Traffic:
+    """All that is on its way, by device; a simulation goes on from it exactly."""
+
+    now: float = 0.0
+    wake_at: float | None = None
+    events: list[tuple[float, int]] = field(default_factory=list)
+    """A heap of (instant, device): that is when the device's job is answered or known to be lost."""
+    in_flight: dict[int, Job] = field(default_factory=dict)
+    untrained: set[int] = field(default_factory=set)
+    trained: dict[int, Update] = field(default_factory=dict)
+    losses: dict[int, str] = field(default_factory=dict)
+    """Why a job will not be answered."""
+
+    def copied(self) -> Traffic:
+        """As it is now, whatever happens to this one later."""
+        return replace(
+            self,
+            events=list(self.events),
+            in_flight=dict(self.in_flight),
+            untrained=set(self.untrained),
+            trained=dict(self.trained),
+            losses=dict(self.losses),
+        )
 
 
 class Simulation:
     """Jobs arrive when `timing` says; what they bring, `trainer` computes, as late as possible and as many as possible at once.
 
     An update depends on its job alone, so nothing has to be trained in order. When the first untrained job arrives, all
-    untrained jobs in flight are trained in one call.
+    untrained jobs in flight are trained in one call; those that will be lost, never.
 
-    All that arrives at the same instant (to a nanosecond) is one inbox, ordered by device.
+    All that arrives at the same instant (to a nanosecond) is one inbox, ordered by device. With nothing in flight and no
+    wake-up, the clock jumps to when somebody `comes_online`.
 
-    Whoever trains the jobs of several simulations together calls `jump` and `trained` before `receive`, which otherwise does
-    both by itself.
+    `answer` is what a device makes of what it trained, for devices that are not honest. Whoever trains the jobs of several
+    simulations together calls `jump` and `trained` before `receive`, which otherwise does both by itself.
     """
 
-    def __init__(self, fleet: Fleet, trainer: Trainer, timing: Timing) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        trainer: Trainer,
+        timing: Timing,
+        comes_online: Callable[[float], float] = never,
+        answer: Callable[[Update], Update] = as_trained,
+        traffic: Traffic | None = None,
+    ) -> None:
         self.fleet = fleet
         self._trainer = trainer
         self._timing = timing
-        self._arrivals: list[tuple[float, int]] = []
-        self._in_flight: dict[int, Job] = {}
-        self._untrained: set[int] = set()
-        self._trained: dict[int, Update] = {}
-        self._wake_at: float | None = None
+        self._comes_online = comes_online
+        self._answer = answer
+        self._traffic = Traffic() if traffic is None else traffic.copied()
         self._arriving: list[int] | None = None
-        self.now = 0.0
+
+    @property
+    def now(self) -> float:
+        return self._traffic.now
+
+    @property
+    def traffic(self) -> Traffic:
+        """A copy of all that is on its way; to be taken after `send`."""
+        return self._traffic.copied()
 
     @property
     def in_flight(self) -> tuple[Job, ...]:
         """The jobs on their way, by device."""
-        return tuple(self._in_flight[device] for device in sorted(self._in_flight))
+        jobs = self._traffic.in_flight
+        return tuple(jobs[device] for device in sorted(jobs))
 
     def send(self, outbox: Outbox) -> None:
+        traffic = self._traffic
         for job in outbox.jobs:
-            if job.device in self._in_flight:
-                raise RuntimeError(f"Device {job.device} is busy with version {self._in_flight[job.device].version}.")
-            self._in_flight[job.device] = job
-            arrives_at = _instant(job.sent_at + self._timing(job))
-            if math.isfinite(arrives_at):
-                heapq.heappush(self._arrivals, (arrives_at, job.device))
-                self._untrained.add(job.device)
-        self._wake_at = outbox.wake_at
+            if job.device in traffic.in_flight:
+                busy_with = traffic.in_flight[job.device].version
+                raise RuntimeError(f"Device {job.device} is busy with version {busy_with}.")
+            traffic.in_flight[job.device] = job
+            trip = self._timing(job)
+            if isinstance(trip, Loss):
+                traffic.losses[job.device] = trip.reason
+                trip = trip.seconds
+            elif math.isfinite(trip):
+                traffic.untrained.add(job.device)
+            if math.isfinite(trip):
+                heapq.heappush(traffic.events, (_instant(job.sent_at + trip), job.device))
+        traffic.wake_at = outbox.wake_at
 
     def jump(self) -> tuple[Job, ...]:
         """Let the clock jump to the next arrival or wake-up, and say what has to be `trained` before it can be received.
 
         That is all untrained jobs in flight, if one of them arrives now, and otherwise none.
         """
-        instants = [at for at in (self._wake_at, self._arrivals[0][0] if self._arrivals else None) if at is not None]
-        if not instants:
-            raise RuntimeError("Nothing is in flight and no wake-up is set: the run would wait for ever.")
+        traffic = self._traffic
+        first_event = traffic.events[0][0] if traffic.events else None
+        instants = [at for at in (traffic.wake_at, first_event) if at is not None] or [self._comes_online(traffic.now)]
+        if not math.isfinite(instants[0]):
+            raise NobodyLeft("Nothing is in flight, no wake-up is set and nobody will come online any more.")
         # A wake-up is never early, not even by rounding: an algorithm woken before its deadline would ask again for ever.
         first = _instant(min(instants))
-        self.now = max(self.now, *(at for at in instants if _instant(at) == first))
-        now = _instant(self.now)
+        traffic.now = max(traffic.now, *(at for at in instants if _instant(at) == first))
+        now = _instant(traffic.now)
         self._arriving = []
-        while self._arrivals and self._arrivals[0][0] <= now:
-            self._arriving.append(heapq.heappop(self._arrivals)[1])
+        while traffic.events and traffic.events[0][0] <= now:
+            self._arriving.append(heapq.heappop(traffic.events)[1])
         self._arriving.sort()
-        if self._untrained.isdisjoint(self._arriving):
+        if traffic.untrained.isdisjoint(self._arriving):
             return ()
-        return tuple(self._in_flight[device] for device in sorted(self._untrained))
+        return tuple(traffic.in_flight[device] for device in sorted(traffic.untrained))
 
     def trained(self, updates: Sequence[Update]) -> None:
         """What became of all untrained jobs."""
-        self._untrained.clear()
+        self._traffic.untrained.clear()
         for update in updates:
-            self._trained[update.job.device] = update
+            self._traffic.trained[update.job.device] = self._answer(update)
 
     def receive(self) -> Inbox:
         if self._arriving is None:
@@ -81,10 +146,13 @@ class Simulation:
             if jobs:
                 self.trained(self._trainer(jobs))
         devices, self._arriving = self._arriving or [], None
-        updates = tuple(self._trained.pop(device) for device in devices)
-        for device in devices:
-            del self._in_flight[device]
-        return Inbox(self.now, updates)
+        traffic = self._traffic
+        jobs_back = [traffic.in_flight.pop(device) for device in devices]
+        return Inbox(
+            traffic.now,
+            updates=tuple(traffic.trained.pop(job.device) for job in jobs_back if job.device in traffic.trained),
+            lost=tuple(Lost(job, traffic.losses.pop(job.device)) for job in jobs_back if job.device in traffic.losses),
+        )
 
 
 def _instant(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Algorithms and tasks written as text, the way they print: `hfl`, `FedBuff(buffer=20)`, `HFL(merge=Memory(NoCorrection()))`.
+"""Algorithms, tasks and fleets written as text, the way they print: `hfl`, `HFL(merge=Memory(NoCorrection()))`, `phones`.
 
 The text is parsed as a literal call and checked against the constructor's signature. Nothing in it is evaluated.
 """
@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hybridfl.algorithms.ad_sgd import Correction, Diagonal, MeanRankOne, NoCorrection, RankOne, Secant
+from hybridfl.algorithms.averages import Average, ClippedMean, Mean, Median, TrimmedMean
 from hybridfl.algorithms.blend import Blend, ByStaleness, ConstantWeight, DataShare, Printed, Weight
 from hybridfl.algorithms.fedasync import FedAsync
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.fedprox import FedProx
+from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL, Merge
 from hybridfl.algorithms.local_work import (
     ConstantRate,
@@ -35,11 +37,18 @@ from hybridfl.algorithms.sampling import Deadline, Everyone, FirstOf, Participan
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.algorithms.staleness import Constant, Hinge, Polynomial, StalenessWeight
 from hybridfl.algorithms.stragglers import KnownShare, Learned, Stragglers
+from hybridfl.attacks import Attack, Hostile, Noise, NotANumber, Scaled
+from hybridfl.availability import AlwaysOn, Availability, DayNight, OnOff
+from hybridfl.conditions import Conditions, Deaths, LateJoins, SpeedChange
 from hybridfl.data.partition import IID, Dirichlet, Partition, PowerLaw, Shards
 from hybridfl.data.sent140 import Chosen, Merged, Users
 from hybridfl.errors import InputError, nearest
+from hybridfl.fleets import FLEETS
+from hybridfl.laws import Fixed, HalfNormal, Law, Lognormal, Pareto, SlowShare, Zipf
 from hybridfl.protocol import Algorithm
 from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticIID, TaskRecipe
+from hybridfl.timing import ComputeAndLink, ConstantSeconds, Drawn, Pace, PaperDelays, PerDevice, Recorded
+from hybridfl.traces import RecordedAvailability
 
 Constructor = Callable[..., Any]
 
@@ -62,8 +71,11 @@ TASKS: Mapping[str, Constructor] = {
     "sent140": Sent140,
 }
 
+PACES = (PaperDelays, ConstantSeconds, Drawn, ComputeAndLink, Recorded, PerDevice)
+
 PARTS: Mapping[Any, tuple[type, ...]] = {
     Merge: (Memory, Blend),
+    Average: (Mean, ClippedMean, Median, TrimmedMean),
     Correction: (Secant, RankOne, MeanRankOne, Diagonal, NoCorrection),
     Weight: (Printed, ByStaleness, ConstantWeight, DataShare),
     Stragglers: (Learned, KnownShare),
@@ -74,6 +86,14 @@ PARTS: Mapping[Any, tuple[type, ...]] = {
     Schedule: (InverseTime, InverseSqrt, ConstantRate),
     Partition: (PowerLaw, IID, Dirichlet, Shards),
     Users: (Merged, Chosen),
+    Pace: PACES,
+    Law: (Fixed, HalfNormal, Lognormal, SlowShare, Pareto, Zipf),
+    Availability: (AlwaysOn, DayNight, OnOff, RecordedAvailability),
+    LateJoins: (LateJoins,),
+    Deaths: (Deaths,),
+    SpeedChange: (SpeedChange,),
+    Hostile: (Hostile,),
+    Attack: (Scaled, NotANumber, Noise),
 }
 """What may stand where a parameter of this type is wanted."""
 
@@ -90,10 +110,27 @@ def read_task(text: str) -> TaskRecipe:
     return task
 
 
+def read_fleet(text: str) -> Pace | Conditions:
+    """The fleet that `text` spells: one with a name, a pace alone, or conditions in full."""
+    paces: dict[str, Constructor] = {pace.__name__: pace for pace in PACES}
+    fleet: Pace | Conditions = _read(text, {**FLEETS, **paces, "Conditions": Conditions}, "fleet", {})
+    return fleet
+
+
+def read_guard(text: str) -> Guard | None:
+    """`on`, `off`, or a guard as it prints."""
+    if text in ("off", "None"):
+        return None
+    guard: Guard = _read(text, {"on": Guard, "Guard": Guard}, "guard", {})
+    return guard
+
+
 def spelled(name: str, constructor: Constructor) -> str:
     """A constructor with its parameters and their defaults, as they can be written."""
     parameters = inspect.signature(constructor).parameters.values()
-    return f"{name}({', '.join(f'{p.name}={_short(p.default)}' for p in parameters)})"
+    return (
+        f"{name}({', '.join(p.name if p.default is p.empty else f'{p.name}={_short(p.default)}' for p in parameters)})"
+    )
 
 
 def _short(default: object) -> str:
@@ -158,21 +195,33 @@ def _build(name: str, constructor: Constructor, call: ast.Call, defaults: Mappin
         if keyword.arg in written:
             raise InputError(f"{name} is given {keyword.arg} twice.")
         written[keyword.arg] = keyword.value
+    missing = [key for key, p in parameters.items() if p.default is p.empty and key not in {*written, *defaults}]
+    if missing:
+        raise InputError(f"{name} needs {', '.join(missing)}.")
     values = {key: _value(f"{name}({key}=…)", node, annotations[key]) for key, node in written.items()}
     return constructor(**{key: value for key, value in defaults.items() if key in parameters} | values)
 
 
 def _value(where: str, node: ast.expr, annotation: Any) -> Any:
-    if annotation in PARTS:
-        return _part(where, node, PARTS[annotation])
     allowed = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    parts = tuple(part for kind in allowed if kind in PARTS for part in PARTS[kind])
+    if parts and not (types.NoneType in allowed and isinstance(node, ast.Constant) and node.value is None):
+        return _part(where, node, parts)
     value = _literal(where, node)
+    if typing.get_origin(annotation) is tuple:
+        return _numbers(where, node, value)
     if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
         value = float(value)
     if not any(type(value) is kind for kind in allowed):
         wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
         raise InputError(f"{where} wants {wanted}, not {ast.unparse(node)}.")
     return value
+
+
+def _numbers(where: str, node: ast.expr, value: object) -> tuple[float, ...]:
+    if not isinstance(value, tuple | list) or not all(type(each) in (int, float) for each in value):
+        raise InputError(f"{where} wants numbers in parentheses, not {ast.unparse(node)}.")
+    return tuple(float(each) for each in value)
 
 
 def _part(where: str, node: ast.expr, parts: Iterable[type]) -> Any:

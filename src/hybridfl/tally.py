@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,13 @@ from hybridfl.protocol import Vector
 from hybridfl.records import Arrival, Record
 from hybridfl.run import Moment
 
-MOST_DISCARDED_IN_A_ROW = 1000
-"""So many updates thrown away one after the other, and a run is given up: it would never make another version."""
+MOST_IN_VAIN = 1000
+"""So many jobs with no use one after the other, and a run is given up: it would never make another version."""
 
 
 @dataclass(frozen=True, eq=False)
 class Snapshot:
-    """A record, and the updates that arrived since the previous one."""
+    """A record, and the jobs that ended since the previous one."""
 
     record: Record
     arrivals: tuple[Arrival, ...]
@@ -34,52 +34,82 @@ class Draft:
     counts: dict[str, Any]
     arrivals: tuple[Arrival, ...]
 
-    def scored(self, scores: Scores, wall_seconds: float) -> Snapshot:
+    def scored(self, scores: Scores) -> Snapshot:
         """The snapshot it is, now that its scores are known."""
-        return Snapshot(Record(wall_seconds=round(wall_seconds, 3), **self.counts, **vars(scores)), self.arrivals)
+        return Snapshot(Record(**self.counts, **vars(scores)), self.arrivals)
 
 
+@dataclass(eq=False)
 class Tally:
     """Counts what happened since the start, and since the last record."""
 
-    def __init__(self, bytes_a_model: int, sent: int) -> None:
-        self._bytes_a_model = bytes_a_model
-        self._sent, self._received, self._merged, self._discarded = sent, 0, 0, 0
-        self._arrivals: list[Arrival] = []
-        self._discarded_in_a_row = 0
-        self.recorded_seconds = 0.0
+    bytes_a_model: int
+    sent: int
+    received: int = 0
+    merged: int = 0
+    discarded: int = 0
+    refused: int = 0
+    lost: int = 0
+    forgotten: int = 0
+    barred: int = 0
+    in_vain: int = 0
+    """Jobs with no use since the last useful one."""
+    arrivals: list[Arrival] = field(default_factory=list)
+    recorded_seconds: float = 0.0
+
+    def copied(self) -> Tally:
+        """As it is now, whatever it counts later."""
+        return replace(self, arrivals=list(self.arrivals))
 
     def count(self, moment: Moment[Any]) -> None:
         """One more turn of the loop."""
+        now, version = moment.inbox.now, moment.state.version
         for update, receipt in zip(moment.inbox.updates, moment.outbox.receipts, strict=True):
             job = update.job
-            self._arrivals.append(
-                Arrival(job.device, job.version, job.sent_at, moment.inbox.now, receipt.staleness, receipt.discarded)
+            self.arrivals.append(
+                Arrival(
+                    job.device, job.version, job.sent_at, now, receipt.staleness, receipt.discarded, receipt.refused
+                )
             )
-            self._merged += receipt.discarded is None
-            self._discarded += receipt.discarded is not None
-            self._discarded_in_a_row = 0 if receipt.discarded is None else self._discarded_in_a_row + 1
-        if self._discarded_in_a_row >= MOST_DISCARDED_IN_A_ROW:
+            self.merged += receipt.is_merged
+            self.discarded += receipt.discarded is not None
+            self.refused += receipt.refused is not None
+            self.in_vain = 0 if receipt.is_merged else self.in_vain + 1
+        for lost in moment.inbox.lost:
+            job = lost.job
+            staleness = version - job.version
+            self.arrivals.append(Arrival(job.device, job.version, job.sent_at, now, staleness, lost=lost.reason))
+            self.lost += 1
+            self.in_vain += 1
+        if self.in_vain >= MOST_IN_VAIN:
+            last = self.arrivals[-1]
+            reason = last.discarded or last.refused or last.lost
             raise InputError(
-                f"The last {self._discarded_in_a_row} updates were all discarded as '{self._arrivals[-1].discarded}', so "
-                "no version will ever be made: give devices more time."
+                f"The last {self.in_vain} jobs were all in vain, the last one as '{reason}', so no version will ever be "
+                "made: give devices more time, or fewer faults."
             )
-        self._received += len(moment.inbox.updates)
-        self._sent += len(moment.outbox.jobs)
+        self.received += len(moment.inbox.updates)
+        self.sent += len(moment.outbox.jobs)
+        self.forgotten += moment.outbox.forgotten
+        self.barred = len(moment.state.fleet.barred)
 
     def draft(self, version: int, seconds: float, weights: Vector) -> Draft:
         """What a record says of this instant, but for its scores."""
-        staleness = [arrival.staleness for arrival in self._arrivals if arrival.discarded is None]
+        staleness = [arrival.staleness for arrival in self.arrivals if arrival.is_merged]
         counts = {
             "version": version,
             "seconds": seconds,
-            "merged": self._merged,
+            "merged": self.merged,
             "mean_staleness": float(np.mean(staleness)) if staleness else math.nan,
             "max_staleness": max(staleness, default=0),
-            "bytes_sent": self._sent * self._bytes_a_model,
-            "bytes_received": self._received * self._bytes_a_model,
-            "discarded": self._discarded,
+            "bytes_sent": self.sent * self.bytes_a_model,
+            "bytes_received": self.received * self.bytes_a_model,
+            "discarded": self.discarded,
+            "refused": self.refused,
+            "lost": self.lost,
+            "forgotten": self.forgotten,
+            "barred": self.barred,
         }
-        arrivals, self._arrivals = tuple(self._arrivals), []
+        arrivals, self.arrivals = tuple(self.arrivals), []
         self.recorded_seconds = seconds
         return Draft(weights, counts, arrivals)

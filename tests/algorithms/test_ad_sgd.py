@@ -1,5 +1,6 @@
 """g = (2, −1) from w_base = (1, 2) with η = 0.5, so Δ = (−1, 0.5); the model is now at (1.1, 2): d = (0.1, 0), g·d = 0.2."""
 
+import dataclasses
 import math
 
 import pytest
@@ -9,6 +10,7 @@ from torch.testing import assert_close
 from fakes import vector
 from hybridfl.algorithms.ad_sgd import Correction, Delayed, Diagonal, MeanRankOne, NoCorrection, RankOne, Secant
 from hybridfl.errors import InputError
+from hybridfl.vectors import weighted_sum
 
 W_BASE, DELTA, ETA, W_NOW = vector(1.0, 2.0), vector(-1.0, 0.5), 0.5, vector(1.1, 2.0)
 
@@ -23,6 +25,12 @@ def one_delayed(fresh: bool = False) -> Delayed:
         fresh=torch.tensor([fresh]),
         bases=W_BASE.unsqueeze(0),
     )
+
+
+def total(correction: Correction, coefficients: torch.Tensor, delayed: Delayed, weights: torch.Tensor) -> torch.Tensor:
+    """Σ_i a_i·Δ̃_i."""
+    scales, rows = correction.corrected(delayed, weights)
+    return weighted_sum(coefficients * scales, rows)
 
 
 def test_along_is_g_times_d() -> None:
@@ -46,21 +54,21 @@ def test_along_is_g_times_d() -> None:
     ],
 )
 def test_corrections_by_hand(correction: Correction, expected: tuple[float, float]) -> None:
-    assert_close(correction.total(vector(1.0), one_delayed(), W_NOW), vector(*expected))
-    assert_close(correction.total(vector(0.25), one_delayed(), W_NOW), 0.25 * vector(*expected))
+    assert_close(total(correction, vector(1.0), one_delayed(), W_NOW), vector(*expected))
+    assert_close(total(correction, vector(0.25), one_delayed(), W_NOW), 0.25 * vector(*expected))
 
 
 def test_a_gradient_the_model_has_followed_is_damped_and_one_it_went_against_is_raised() -> None:
     followed = W_BASE + 0.3 * DELTA
     opposed = W_BASE - 0.3 * DELTA
     for correction in (RankOne(0.3), Secant()):
-        assert correction.total(vector(1.0), one_delayed(), followed).norm() < DELTA.norm()
-        assert correction.total(vector(1.0), one_delayed(), opposed).norm() > DELTA.norm()
+        assert total(correction, vector(1.0), one_delayed(), followed).norm() < DELTA.norm()
+        assert total(correction, vector(1.0), one_delayed(), opposed).norm() > DELTA.norm()
 
 
 @pytest.mark.parametrize(("part", "left"), [(0.0, 1.0), (0.1, 0.7), (1 / 3, 0.0), (1.0, 0.0), (-0.1, 1.3), (-1.0, 2.0)])
 def test_the_secant_leaves_what_the_model_has_not_made_of_the_step(part: float, left: float) -> None:
-    corrected = Secant(3.0).total(vector(1.0), one_delayed(), W_BASE + part * DELTA)
+    corrected = total(Secant(3.0), vector(1.0), one_delayed(), W_BASE + part * DELTA)
     assert_close(corrected, left * DELTA, rtol=0, atol=1e-6)
 
 
@@ -69,12 +77,12 @@ def test_the_secant_is_a_rank_one_hessian_along_the_own_step() -> None:
     g = -DELTA / ETA
     hessian = 3.0 / (ETA * g.square().sum()) * torch.outer(g, g)
     expected = -ETA * (g + hessian @ (W_NOW - W_BASE))
-    assert_close(Secant(3.0, trust=math.inf).total(vector(1.0), one_delayed(), W_NOW), expected)
+    assert_close(total(Secant(3.0, trust=math.inf), vector(1.0), one_delayed(), W_NOW), expected)
 
 
 def test_a_device_that_did_not_move_leaves_the_model_alone() -> None:
     still = Delayed(torch.zeros(1, 2), vector(ETA), vector(4.0), torch.tensor([False]), torch.zeros(1, 2))
-    assert_close(Secant().total(vector(1.0), still, W_NOW), torch.zeros(2))
+    assert_close(total(Secant(), vector(1.0), still, W_NOW), torch.zeros(2))
 
 
 def test_rank_one_is_the_outer_product_without_the_matrix() -> None:
@@ -96,12 +104,30 @@ def test_rank_one_is_the_outer_product_without_the_matrix() -> None:
         g = -deltas[i] / rates[i]
         hessian = torch.outer(g, g)
         expected += shares[i] * -rates[i] * (g + hessian @ (now - bases[i]))
-    assert_close(RankOne(math.inf).total(shares, delayed, now), expected, rtol=1e-5, atol=1e-5)
+    assert_close(total(RankOne(math.inf), shares, delayed, now), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("correction", [NoCorrection(), Secant(), RankOne(0.3), MeanRankOne(), Diagonal(0.3)])
 def test_a_fresh_gradient_keeps_its_bits(correction: Correction) -> None:
-    assert torch.equal(correction.total(vector(1.0), one_delayed(fresh=True), W_NOW), DELTA)
+    assert torch.equal(total(correction, vector(1.0), one_delayed(fresh=True), W_NOW), DELTA)
+
+
+@pytest.mark.parametrize("correction", [NoCorrection(), Secant(), RankOne(0.3), MeanRankOne()])
+def test_a_correction_by_one_scalar_copies_no_rows(correction: Correction) -> None:
+    delayed = one_delayed()
+    scales, rows = correction.corrected(delayed, W_NOW)
+    assert rows is delayed.deltas
+    assert scales.shape == (1,)
+
+
+@pytest.mark.parametrize("correction", [NoCorrection(), Secant(), RankOne(0.3), MeanRankOne(), Diagonal(0.3)])
+def test_rows_of_float16_in_units_of_their_own(correction: Correction) -> None:
+    """Δ = (−1, ½) in units of 1/1024 is (−1024, 512), which float16 holds exactly."""
+    halves = dataclasses.replace(
+        one_delayed(), deltas=torch.tensor([[-1024.0, 512.0]], dtype=torch.float16), units=vector(1 / 1024)
+    )
+    scales, rows = correction.corrected(halves, W_NOW)
+    assert_close(scales.unsqueeze(1) * rows, total(correction, vector(1.0), one_delayed(), W_NOW).unsqueeze(0))
 
 
 @pytest.mark.parametrize("trust", [-0.1, math.nan])

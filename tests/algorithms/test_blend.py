@@ -73,4 +73,5 @@ def test_lambda_is_a_share() -> None:
 
 def test_nothing_is_remembered() -> None:
     assert Blend().close(None, vector(1.0), 5, 0.1, [FRESH, LATE], FLEET)[1] is None
+    assert Blend().forgotten(None) == 0
     assert torch.isfinite(Blend().close(None, vector(1.0), 5, 0.1, [FRESH, LATE], FLEET)[0]).all()

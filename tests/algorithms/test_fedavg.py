@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from fakes import Towards, answer, arrivals, fleet_of, vector
+from fakes import Towards, answer, arrivals, fleet_of, lost, vector
 from hybridfl.algorithms.fedavg import FedAvg, FedAvgState
 from hybridfl.algorithms.sampling import Deadline, Everyone, FirstOf, Uniform
 from hybridfl.protocol import Inbox, Job, Outbox
 from hybridfl.run import run
 from hybridfl.simulation import Simulation
-from hybridfl.timing import PerDevice
 
 
 def start(algorithm: FedAvg, *num_samples: int) -> tuple[FedAvgState, dict[int, Job], Outbox]:
@@ -100,7 +99,7 @@ def test_a_lost_job_does_not_hold_the_round() -> None:
     algorithm = FedAvg(Everyone())
     state, jobs, _ = start(algorithm, 1, 1)
     state, _ = algorithm.step(state, arrivals(1.0, answer(jobs[0], 1.0)))
-    state, outbox = algorithm.step(state, Inbox(2.0, lost=(jobs[1],)))
+    state, outbox = algorithm.step(state, Inbox(2.0, lost=lost(jobs[1])))
     assert state.version == 1
     assert_close(state.weights, vector(2.0))
     assert [job.device for job in outbox.jobs] == [0, 1]
@@ -109,7 +108,7 @@ def test_a_lost_job_does_not_hold_the_round() -> None:
 def test_a_round_in_which_all_is_lost_is_played_again() -> None:
     algorithm = FedAvg(Everyone())
     state, jobs, _ = start(algorithm, 1, 1)
-    state, outbox = algorithm.step(state, Inbox(2.0, lost=tuple(jobs.values())))
+    state, outbox = algorithm.step(state, Inbox(2.0, lost=lost(*jobs.values())))
     assert (state.version, len(outbox.jobs)) == (0, 2)
 
 
@@ -118,7 +117,7 @@ def test_over_a_long_run_no_device_is_sent_a_second_job(participants: FirstOf | 
     """The simulation refuses a second job to a busy device; versions grow and rounds go on."""
     algorithm = FedAvg(participants)
     fleet = fleet_of(*[1] * 8)
-    simulation = Simulation(fleet, Towards(), PerDevice((1.0, 1.0, 1.0, 2.0, 3.0, 7.0, 9.0, 20.0)))
+    simulation = Simulation(fleet, Towards(), lambda job: (1.0, 1.0, 1.0, 2.0, 3.0, 7.0, 9.0, 20.0)[job.device])
     discarded = 0
     for turn, moment in enumerate(run(algorithm, simulation, *algorithm.init(torch.zeros(2), fleet))):
         discarded += sum(receipt.discarded is not None for receipt in moment.outbox.receipts)

@@ -1,14 +1,13 @@
 import pytest
 from torch.testing import assert_close
 
-from fakes import Towards, answer, arrivals, fleet_of, vector
+from fakes import Towards, answer, arrivals, fleet_of, lost, vector
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.staleness import Constant
 from hybridfl.errors import InputError
 from hybridfl.protocol import Inbox
 from hybridfl.run import run
 from hybridfl.simulation import Simulation
-from hybridfl.timing import PerDevice
 
 
 def test_the_buffer_by_hand() -> None:
@@ -40,7 +39,9 @@ def test_closed_form_of_one_device_and_a_buffer_of_one() -> None:
     """Towards 0 by half each time: w_t = 2^−t·w_0."""
     algorithm = FedBuff(buffer=1, staleness=Constant())
     fleet = fleet_of(1)
-    moments = run(algorithm, Simulation(fleet, Towards(0.5), PerDevice((1.0,))), *algorithm.init(vector(8.0), fleet))
+    moments = run(
+        algorithm, Simulation(fleet, Towards(0.5), lambda job: (1.0,)[job.device]), *algorithm.init(vector(8.0), fleet)
+    )
     weights = [float(m.state.weights) for m, _ in zip(moments, range(5), strict=False)]
     assert weights == pytest.approx([4.0, 2.0, 1.0, 0.5, 0.25])
 
@@ -68,7 +69,7 @@ def test_a_version_sent_again_to_a_device_is_told_apart() -> None:
 def test_a_lost_job_is_sent_anew() -> None:
     algorithm = FedBuff()
     state, outbox = algorithm.init(vector(1.0), fleet_of(1, 1))
-    state, outbox = algorithm.step(state, Inbox(4.0, lost=(outbox.jobs[1],)))
+    state, outbox = algorithm.step(state, Inbox(4.0, lost=lost(outbox.jobs[1])))
     assert [(job.device, job.sent_at) for job in outbox.jobs] == [(1, 4.0)]
 
 

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from fakes import answer, fleet_of, job
-from hybridfl.algorithms.stragglers import KnownShare, Learned, slowest
+from hybridfl.algorithms.stragglers import Durations, KnownShare, Learned, slowest
 from hybridfl.errors import InputError
 
 FLEET = fleet_of(1, 1, 1, 1, seconds=[1.0, 4.0, 2.0, 3.0])
-UNKNOWN = np.full(4, np.inf)
+ALL = np.arange(4)
+UNKNOWN = Durations().with_devices(range(4))
 
 
 def test_the_slowest_share() -> None:
@@ -25,7 +26,7 @@ def test_a_fleet_without_history_has_no_known_share() -> None:
 def test_known_share_never_changes_its_mind() -> None:
     judge = KnownShare(0.5)
     seconds = judge.observe(UNKNOWN, [answer(job(0, 0, [0.0]), 0.0)], now=100.0)
-    assert judge.normal(FLEET, seconds, judge.round_seconds(seconds)).tolist() == [True, False, True, False]
+    assert judge.normal(FLEET, seconds, judge.round_seconds(seconds), ALL).tolist() == [True, False, True, False]
     assert judge.round_seconds(seconds) == math.inf
 
 
@@ -34,23 +35,32 @@ def test_the_mean_by_hand() -> None:
     judge = Learned(smoothing=0.3)
     once = judge.observe(UNKNOWN, [answer(job(1, 0, [0.0], sent_at=5.0), 0.0)], now=7.0)
     twice = judge.observe(once, [answer(job(1, 1, [0.0], sent_at=7.0), 0.0)], now=14.0)
-    assert once.tolist() == [math.inf, 2.0, math.inf, math.inf]
-    assert twice[1] == pytest.approx(3.5)
-    assert UNKNOWN[1] == math.inf
+    assert once.seconds.tolist() == [math.inf, 2.0, math.inf, math.inf]
+    assert twice.seconds[1] == pytest.approx(3.5)
+    assert UNKNOWN.seconds[1] == math.inf
 
 
 def test_the_round_lasts_as_long_as_the_fastest_need_and_some_slack() -> None:
     """The fastest half of four devices: the second smallest of 1, 4, 2, ∞ is 2; slack 1.5."""
-    seconds = np.array([1.0, 4.0, 2.0, math.inf])
+    seconds = Durations(ALL, np.array([1.0, 4.0, 2.0, math.inf]))
     judge = Learned(fastest=0.5, slack=1.5)
     assert judge.round_seconds(seconds) == 3.0
-    assert judge.normal(FLEET, seconds, 3.0).tolist() == [True, False, True, False]
+    assert judge.normal(FLEET, seconds, 3.0, ALL).tolist() == [True, False, True, False]
+
+
+def test_durations_have_entries_for_those_who_got_a_job_only() -> None:
+    some = Durations().with_devices([7, 900_000]).with_devices([3, 7])
+    assert some.devices.tolist() == [3, 7, 900_000]
+    assert some.seconds.tolist() == [math.inf] * 3
+    heard = Learned().observe(some, [answer(job(7, 0, [0.0]), 0.0)], now=2.0)
+    assert heard.with_devices([5]).of(np.array([3, 5, 7])).tolist() == [math.inf, math.inf, 2.0]
+    assert Learned(fastest=0.1).round_seconds(Durations()) == math.inf
 
 
 def test_before_anything_is_known_everyone_is_normal_and_a_round_has_no_end() -> None:
     judge = Learned()
     assert judge.round_seconds(UNKNOWN) == math.inf
-    assert judge.normal(FLEET, UNKNOWN, math.inf).all()
+    assert judge.normal(FLEET, UNKNOWN, math.inf, ALL).all()
 
 
 @pytest.mark.parametrize("bad", [{"smoothing": 1.5}, {"fastest": -0.1}, {"slack": 0.0}])

@@ -20,9 +20,10 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from hybridfl.algorithms.averages import float32_blocks
 from hybridfl.errors import InputError, require_positive
 from hybridfl.protocol import Update, Vector
-from hybridfl.vectors import beside, weighted_sum
+from hybridfl.vectors import beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +36,7 @@ class Delayed:
     """
 
     deltas: Tensor
-    """[m, n]: Δ_i."""
+    """[m, n]: Δ_i, or Δ_i/unit_i as float16."""
     rates: Tensor
     """[m]: η_i, the learning rate it was trained with."""
     steps: Tensor
@@ -48,6 +49,8 @@ class Delayed:
     """[m]: Δ_i·w_base,i. With it, Δ_i·d_i = Δ_i·w_t − offset_i needs no old model."""
     squares: Tensor | None = None
     """[m]: ‖Δ_i‖², where it is known already."""
+    units: Tensor | None = None
+    """[m]: what a 1 in row i of `deltas` stands for, where they are float16; `offsets` and `squares` must be known then."""
 
     @classmethod
     def of(cls, updates: Sequence[Update], version: int) -> Delayed:
@@ -74,12 +77,26 @@ class Delayed:
     def _moved(self, weights: Vector) -> Tensor:
         """[m]: Δ_i·d_i."""
         if self.offsets is not None:
-            moved = self.deltas @ weights - self.offsets
+            moved = self._times(weights) - self.offsets
         elif self.bases is not None:
             moved = (self.deltas * (weights - self.bases)).sum(1)
         else:
             raise ValueError("How far the model has moved needs the old models, or their products with the deltas.")
         return torch.where(beside(self.fresh, weights), 0.0, moved) if self.fresh.any() else moved
+
+    def _times(self, weights: Vector) -> Tensor:
+        """[m]: Δ_i·w. PyTorch has no product of float16 and float32, and w as float16 would lose what d is made of."""
+        if self.units is None:
+            return self.deltas @ weights
+        return self.units * torch.cat([block @ weights for _, block in float32_blocks(self.deltas)])
+
+    def scaled(self, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """scale_i·Δ_i as a number a row and the rows as they are."""
+        return scales if self.units is None else scales * self.units, self.deltas
+
+    def unpacked(self) -> Tensor:
+        """[m, n]: Δ_i as float32."""
+        return self.deltas if self.units is None else self.deltas * self.units.unsqueeze(1)
 
 
 class Correction(Protocol):
@@ -87,8 +104,11 @@ class Correction(Protocol):
 
     needs_bases: ClassVar[bool]
 
-    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
-        """Σ_i a_i·Δ̃_i at the current weights, where Δ̃_i = −η_i·g̃_i."""
+    def corrected(self, delayed: Delayed, weights: Vector) -> tuple[Tensor, Tensor]:
+        """Δ̃_i = −η_i·g̃_i at the current weights as scale_i·row_i: the scales [m] and the rows [m, n].
+
+        A correction by one scalar a device leaves the rows as they are kept, so that no copy of them is made.
+        """
 
 
 @dataclass(frozen=True)
@@ -97,8 +117,8 @@ class NoCorrection:
 
     needs_bases: ClassVar[bool] = False
 
-    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
-        return weighted_sum(coefficients, delayed.deltas)
+    def corrected(self, delayed: Delayed, weights: Vector) -> tuple[Tensor, Tensor]:
+        return delayed.scaled(_ones(delayed))
 
 
 @dataclass(frozen=True)
@@ -123,9 +143,9 @@ class Secant:
         require_positive("gain", self.gain)
         _check_trust(self.trust)
 
-    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+    def corrected(self, delayed: Delayed, weights: Vector) -> tuple[Tensor, Tensor]:
         scale = 1.0 - (self.gain * delayed.followed(weights)).clamp(-self.trust, self.trust)
-        return weighted_sum(coefficients * scale, delayed.deltas)
+        return delayed.scaled(scale)
 
 
 @dataclass(frozen=True)
@@ -142,9 +162,9 @@ class RankOne:
     def __post_init__(self) -> None:
         _check_trust(self.trust)
 
-    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+    def corrected(self, delayed: Delayed, weights: Vector) -> tuple[Tensor, Tensor]:
         scale = 1.0 + delayed.along(weights).clamp(-self.trust, self.trust)
-        return weighted_sum(coefficients * scale, delayed.deltas)
+        return delayed.scaled(scale)
 
 
 @dataclass(frozen=True)
@@ -156,9 +176,9 @@ class MeanRankOne:
 
     needs_bases: ClassVar[bool] = False
 
-    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+    def corrected(self, delayed: Delayed, weights: Vector) -> tuple[Tensor, Tensor]:
         scale = 1.0 + delayed.along(weights) / beside(delayed.steps, weights)
-        return weighted_sum(coefficients * scale, delayed.deltas)
+        return delayed.scaled(scale)
 
 
 @dataclass(frozen=True)
@@ -174,13 +194,17 @@ class Diagonal:
     def __post_init__(self) -> None:
         _check_trust(self.trust)
 
-    def total(self, coefficients: Tensor, delayed: Delayed, weights: Vector) -> Vector:
+    def corrected(self, delayed: Delayed, weights: Vector) -> tuple[Tensor, Tensor]:
         if delayed.bases is None:
             raise ValueError("Diagonal needs the old models.")
         drift = torch.where(beside(delayed.fresh, weights).unsqueeze(1), 0.0, weights - delayed.bases)
-        along = (-delayed.deltas / beside(delayed.rates, weights).unsqueeze(1)) * drift
-        scale = 1.0 + along.clamp(-self.trust, self.trust)
-        return weighted_sum(coefficients, delayed.deltas * scale)
+        deltas = delayed.unpacked()
+        along = (-deltas / beside(delayed.rates, weights).unsqueeze(1)) * drift
+        return _ones(delayed), deltas * (1.0 + along.clamp(-self.trust, self.trust))
+
+
+def _ones(delayed: Delayed) -> Tensor:
+    return torch.ones(len(delayed.deltas), device=delayed.deltas.device)
 
 
 def _check_trust(trust: float) -> None:

@@ -108,8 +108,13 @@ class Blend:
         assert delayed.bases is not None
         old_models = weighted_sum(coefficients, delayed.bases)
         of_deltas = beside(coefficients * rate / delayed.rates, weights)
-        stepped = old_models + self.correction.total(of_deltas, delayed, weights)
+        scales, rows = self.correction.corrected(delayed, weights)
+        stepped = old_models + weighted_sum(of_deltas * scales, rows)
         return (1 - mean_blend) * kernel + stepped, None
+
+    def forgotten(self, memory: None) -> int:
+        """Nothing is remembered, so nobody is forgotten."""
+        return 0
 
     def _kernel(self, weights: Vector, fresh: Sequence[Update], fleet: Fleet) -> Vector:
         """ŵ = Σ p_i·w_i = (Σ p_i)·w_t + Σ p_i·Δ_i."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
 from hybridfl.errors import require_positive, require_share
-from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Vector
+from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Vector
 
 
 @dataclass(frozen=True, eq=False)
 class FedAsyncState:
-    """Nothing but the joint model: every update is merged at once."""
+    """The joint model, and who is at work: every update is merged at once."""
 
     version: int
     weights: Vector
     fleet: Fleet
+    crew: Crew
 
 
 @dataclass(frozen=True)
@@ -27,20 +29,24 @@ class FedAsync:
     one version; updates of one instant are merged one after the other, by device. α is fixed: α_t starts from it anew for
     every update (some libraries let it shrink from update to update).
 
-    Xie et al., "Asynchronous Federated Optimization", 2019. Every device is always at work.
+    Xie et al., "Asynchronous Federated Optimization", 2019. Every device that is there is always at work or, with
+    `concurrency`, so many at a time, each drawn uniformly when another is back.
     """
 
     alpha: float = 0.6
     staleness: StalenessWeight = Polynomial(0.5)
     local: Local = FullWork()
+    concurrency: int | None = None
 
     def __post_init__(self) -> None:
         require_share("alpha", self.alpha)
         require_positive("alpha", self.alpha)
+        if self.concurrency is not None:
+            require_positive("concurrency", self.concurrency)
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedAsyncState, Outbox]:
-        state = FedAsyncState(0, weights, fleet)
-        return state, Outbox(self._jobs(state, range(len(fleet)), now=0.0))
+        crew, devices = first_crew(fleet, self.concurrency)
+        return FedAsyncState(0, weights, fleet, crew), Outbox(jobs_for(devices, self.local, 0, weights, fleet, now=0.0))
 
     def step(self, state: FedAsyncState, inbox: Inbox) -> tuple[FedAsyncState, Outbox]:
         version, weights, receipts = state.version, state.weights, []
@@ -50,9 +56,6 @@ class FedAsync:
             weights = (1 - alpha) * weights + alpha * update.weights
             version += 1
             receipts.append(Receipt(staleness))
-        state = FedAsyncState(version, weights, state.fleet)
-        idle = sorted({update.job.device for update in inbox.updates} | {job.device for job in inbox.lost})
-        return state, Outbox(self._jobs(state, idle, inbox.now), receipts=tuple(receipts))
-
-    def _jobs(self, state: FedAsyncState, devices: range | list[int], now: float) -> tuple[Job, ...]:
-        return jobs_for(devices, self.local, state.version, state.weights, state.fleet, now)
+        crew, devices = next_crew(state.crew, state.fleet, self.concurrency, inbox.devices, inbox.now)
+        jobs = jobs_for(devices, self.local, version, weights, state.fleet, inbox.now)
+        return FedAsyncState(version, weights, state.fleet, crew), Outbox(jobs, receipts=tuple(receipts))

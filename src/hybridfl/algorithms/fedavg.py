@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from hybridfl.algorithms.averages import Average, Mean
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.sampling import Participants, Uniform
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
-from hybridfl.vectors import deltas, shares, weighted_sum
+from hybridfl.vectors import deltas, shares
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +34,8 @@ class FedAvg:
     """w_{t+1} = w_t + Σ_i q_i (w_i − w_t),  q_i = n_i / Σn over the devices that answered in the round.
 
     w_i: device i's weights after its local work on w_t; n_i: its number of samples.
-    `participants` says who is asked and when a round closes; an answer to a closed round is discarded.
+    `participants` says who is asked and when a round closes; an answer to a closed round is discarded. With another `average`
+    than the mean, the sum is a median or a trimmed mean, which a few hostile devices cannot move at will.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017. Written with
     differences instead of Σ q_i w_i: the same number, and the same bits as HFL without stragglers.
@@ -43,6 +43,7 @@ class FedAvg:
 
     participants: Participants = Uniform(10)
     local: Local = FullWork()
+    average: Average = Mean()
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedAvgState, Outbox]:
         return self._open_round(FedAvgState(version=0, weights=weights, fleet=fleet), now=0.0, receipts=())
@@ -57,7 +58,7 @@ class FedAvg:
             else:
                 receipts.append(Receipt(state.version - update.job.version))
                 arrived.append(update)
-        back = frozenset(update.job.device for update in inbox.updates) | {job.device for job in inbox.lost}
+        back = inbox.devices
         state = replace(state, arrived=tuple(arrived), awaited=state.awaited - back, late=state.late - back)
 
         closes = (
@@ -66,13 +67,22 @@ class FedAvg:
             or inbox.now >= state.round_started_at + self.participants.seconds
         )
         if closes:
-            return self._open_round(_merged(state), inbox.now, tuple(receipts))
+            return self._open_round(self._merged(state), inbox.now, tuple(receipts))
         return state, Outbox(wake_at=self._deadline(state), receipts=tuple(receipts))
+
+    def _merged(self, state: FedAvgState) -> FedAvgState:
+        """The next version, if anything arrived to make it from."""
+        if not state.arrived:
+            return state
+        updates = sorted(state.arrived, key=lambda update: update.job.device)
+        own = shares(state.fleet.num_samples[[update.job.device for update in updates]])
+        weights = state.weights + self.average(own, own, deltas(updates))
+        return replace(state, version=state.version + 1, weights=weights, arrived=())
 
     def _open_round(self, state: FedAvgState, now: float, receipts: tuple[Receipt, ...]) -> tuple[FedAvgState, Outbox]:
         """Who did not answer the last round is late and stays busy until then; the others may be chosen."""
         late = state.late | state.awaited
-        chosen = self.participants.choose(state.fleet, state.round_number, late)
+        chosen = self.participants.choose(state.fleet, state.round_number, late, now)
         jobs = jobs_for(chosen, self.local, state.version, state.weights, state.fleet, now)
         state = replace(
             state,
@@ -86,13 +96,3 @@ class FedAvg:
     def _deadline(self, state: FedAvgState) -> float | None:
         deadline = state.round_started_at + self.participants.seconds
         return deadline if math.isfinite(deadline) and state.awaited else None
-
-
-def _merged(state: FedAvgState) -> FedAvgState:
-    """The next version, if anything arrived to make it from."""
-    if not state.arrived:
-        return state
-    updates = sorted(state.arrived, key=lambda update: update.job.device)
-    devices = np.array([update.job.device for update in updates])
-    weights = state.weights + weighted_sum(shares(state.fleet.num_samples[devices]), deltas(updates))
-    return replace(state, version=state.version + 1, weights=weights, arrived=())

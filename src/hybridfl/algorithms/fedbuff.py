@@ -7,20 +7,22 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from hybridfl.algorithms.averages import Average, Mean
+from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
 from hybridfl.errors import require_positive
 from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Vector
-from hybridfl.vectors import weighted_sum
 
 
 @dataclass(frozen=True, eq=False)
 class FedBuffState:
-    """The joint model, the updates s(τ_i)·Δ_i waiting in the buffer, and their (device, version)."""
+    """The joint model, who is at work, the updates s(τ_i)·Δ_i waiting in the buffer, and their (device, version)."""
 
     version: int
     weights: Vector
     fleet: Fleet
+    crew: Crew
     buffer: tuple[Vector, ...] = ()
     buffered: tuple[tuple[int, int], ...] = ()
 
@@ -31,22 +33,28 @@ class FedBuff:
 
     K: `buffer`; η_g: `server_rate`; w_base,i: the version device i was sent, not the current one; τ_i: versions made since.
 
-    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", 2022. Every device is always at work, and
-    every update counts alike, whatever its number of samples, as published.
+    Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", 2022. Every device that is there is always
+    at work or, with `concurrency`, so many at a time, each drawn uniformly when another is back. Every update counts alike,
+    whatever its number of samples, as published.
     """
 
     buffer: int = 10
     server_rate: float = 1.0
     staleness: StalenessWeight = Polynomial(0.5)
     local: Local = FullWork()
+    concurrency: int | None = None
+    average: Average = Mean()
 
     def __post_init__(self) -> None:
         require_positive("buffer", self.buffer)
         require_positive("server_rate", self.server_rate)
+        if self.concurrency is not None:
+            require_positive("concurrency", self.concurrency)
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedBuffState, Outbox]:
-        state = FedBuffState(0, weights, fleet)
-        return state, Outbox(self._jobs(state, list(range(len(fleet))), now=0.0))
+        crew, devices = first_crew(fleet, self.concurrency)
+        state = FedBuffState(0, weights, fleet, crew)
+        return state, Outbox(self._jobs(state, devices, now=0.0))
 
     def step(self, state: FedBuffState, inbox: Inbox) -> tuple[FedBuffState, Outbox]:
         receipts = []
@@ -60,12 +68,17 @@ class FedBuff:
             receipts.append(Receipt(staleness))
             if len(state.buffer) == self.buffer:
                 state = self._merged(state)
-        idle = sorted({update.job.device for update in inbox.updates} | {job.device for job in inbox.lost})
-        return state, Outbox(self._jobs(state, idle, inbox.now), receipts=tuple(receipts))
+        crew, devices = next_crew(state.crew, state.fleet, self.concurrency, inbox.devices, inbox.now)
+        state = replace(state, crew=crew)
+        return state, Outbox(self._jobs(state, devices, inbox.now), receipts=tuple(receipts))
 
     def _merged(self, state: FedBuffState) -> FedBuffState:
-        mean = weighted_sum(torch.full((self.buffer,), self.server_rate / self.buffer), torch.stack(state.buffer))
-        return FedBuffState(state.version + 1, state.weights + mean, state.fleet)
+        alike, rates = (
+            torch.full((self.buffer,), 1 / self.buffer),
+            torch.full((self.buffer,), self.server_rate / self.buffer),
+        )
+        mean = self.average(alike, rates, torch.stack(state.buffer))
+        return FedBuffState(state.version + 1, state.weights + mean, state.fleet, state.crew)
 
     def _jobs(self, state: FedBuffState, devices: list[int], now: float) -> tuple[Job, ...]:
         """A device may get a version again that it has already answered; `repeat` makes it draw other batches then."""

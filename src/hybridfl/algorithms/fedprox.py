@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hybridfl.algorithms.averages import Average, Mean
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.local_work import FullWork, PartialWork
 from hybridfl.algorithms.sampling import Participants, Uniform
@@ -15,6 +16,7 @@ def FedProx(  # noqa: N802 - reads as an algorithm, is one
     partial: float | None = None,
     participants: Participants = Uniform(10),
     local: FullWork = FullWork(),
+    average: Average = Mean(),
 ) -> FedAvg:
     """FedAvg whose devices minimise F_i(w) + ½μ‖w − w_t‖² and, if they are slow, run only part of the epochs.
 
@@ -27,4 +29,4 @@ def FedProx(  # noqa: N802 - reads as an algorithm, is one
     if not mu >= 0:
         raise InputError(f"mu={mu} must not be negative.")
     proximal = replace(local, proximal=mu)
-    return FedAvg(participants, proximal if partial == 0 else PartialWork(proximal, partial))
+    return FedAvg(participants, proximal if partial == 0 else PartialWork(proximal, partial), average)

@@ -13,7 +13,8 @@ from hybridfl.algorithms.ad_sgd import RankOne, Secant
 from hybridfl.algorithms.blend import Blend, Printed
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.memory import Memory
-from hybridfl.algorithms.stragglers import Learned, Seconds, Stragglers
+from hybridfl.algorithms.sampling import Everyone, Participants
+from hybridfl.algorithms.stragglers import Durations, Learned, Stragglers
 from hybridfl.errors import InputError, require_positive
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
 
@@ -25,6 +26,8 @@ class Merge(Protocol):
     def close(
         self, memory: Any, weights: Vector, version: int, rate: float, updates: Sequence[Update], fleet: Fleet
     ) -> tuple[Vector, Any]: ...
+    def forgotten(self, memory: Any) -> int:
+        """How many devices' last updates had to be given up since the start, for lack of room."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +39,18 @@ class HFLState:
     fleet: Fleet
     memory: Any
     """What the merge rule remembers."""
-    seconds: Seconds
+    durations: Durations = Durations()
     """What is known of each device's duration."""
+    round_number: int = 0
     round_started_at: float = 0.0
     awaited: frozenset[int] = frozenset()
     """Normal devices the round still waits for."""
     has_kernel: bool = True
     """Whether the round waits for anybody; without a normal device its deadline closes it (or everybody's answer)."""
-    idle: frozenset[int] = frozenset()
-    """Devices without a job."""
+    busy: frozenset[int] = frozenset()
+    """Devices with a job."""
+    missed: frozenset[int] = frozenset()
+    """Those of them that a round has waited for in vain: it was slow, or is dead. The next ones do not wait for it."""
     waiting: tuple[Update, ...] = ()
     """Updates that arrived since the last closing."""
 
@@ -59,7 +65,8 @@ class HFL:
     Δ_i: the step it made; q_i: its share of the data among the devices heard from. See `Memory` and `Secant`.
 
     Late work is merged at the next closing and never discarded. Every device that answered gets the new version at
-    the closing. A version is made of something new: a deadline that passes with no arrival starts the wait again.
+    the closing or, with `participants=Uniform(K)`, K devices drawn from all that have no job. A version is made of something
+    new: a deadline that passes with no arrival starts the wait again.
 
     "Stragglers Are Not Disaster: A Hybrid Federated Learning Algorithm with Delayed Gradients". The paper's own merge rule
     is `HFL.as_printed()`; docs/reading-of-the-paper.md says where and why the default differs.
@@ -69,10 +76,15 @@ class HFL:
     stragglers: Stragglers = Learned()
     round_seconds: float | None = None
     local: Local = FullWork()
+    participants: Participants = Everyone()
 
     def __post_init__(self) -> None:
         if self.round_seconds is not None:
             require_positive("round_seconds", self.round_seconds)
+        if self.participants.enough != math.inf or self.participants.seconds != math.inf:
+            raise InputError(
+                f"participants={self.participants}: HFL itself decides when a round closes. Use Everyone or Uniform."
+            )
 
     @classmethod
     def as_printed(
@@ -87,33 +99,27 @@ class HFL:
         return cls(Blend(Printed(lambda_0), RankOne(math.inf), normalised), stragglers, round_seconds, local)
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[HFLState, Outbox]:
-        state = HFLState(
-            version=0,
-            weights=weights,
-            fleet=fleet,
-            memory=self.merge.start(),
-            seconds=np.full(len(fleet), np.inf),
-            idle=frozenset(range(len(fleet))),
-        )
-        return self._open_round(state, now=0.0, receipts=())
+        return self._open_round(HFLState(0, weights, fleet, self.merge.start()), now=0.0)
 
     def step(self, state: HFLState, inbox: Inbox) -> tuple[HFLState, Outbox]:
-        back = frozenset(update.job.device for update in inbox.updates) | {job.device for job in inbox.lost}
+        back = inbox.devices
         state = replace(
             state,
-            seconds=self.stragglers.observe(state.seconds, inbox.updates, inbox.now),
+            durations=self.stragglers.observe(state.durations, inbox.updates, inbox.now),
             waiting=state.waiting + inbox.updates,
             awaited=state.awaited - back,
-            idle=state.idle | back,
+            busy=state.busy - back,
+            missed=state.missed - back,
         )
         receipts = tuple(Receipt(state.version - update.job.version) for update in inbox.updates)
 
-        nobody_out = len(state.idle) == len(state.fleet)
-        complete = nobody_out or (state.has_kernel and not state.awaited)
+        complete = not state.busy or (state.has_kernel and not state.awaited)
         deadline = state.round_started_at + self._round_seconds(state)
         if state.waiting and (complete or inbox.now >= deadline):
-            return self._open_round(self._merged(state), inbox.now, receipts)
-        if nobody_out:
+            merged = self._merged(state)
+            forgotten = self.merge.forgotten(merged.memory) - self.merge.forgotten(state.memory)
+            return self._open_round(merged, inbox.now, receipts, forgotten)
+        if not state.busy:
             return self._open_round(state, inbox.now, receipts)
         if inbox.now >= deadline:
             deadline += inbox.now - state.round_started_at
@@ -126,19 +132,32 @@ class HFL:
         weights, memory = self.merge.close(state.memory, state.weights, state.version, rate, updates, state.fleet)
         return replace(state, version=state.version + 1, weights=weights, memory=memory, waiting=())
 
-    def _open_round(self, state: HFLState, now: float, receipts: tuple[Receipt, ...]) -> tuple[HFLState, Outbox]:
-        """Judge anew who is normal, and give every idle device the current version."""
+    def _open_round(
+        self, state: HFLState, now: float, receipts: tuple[Receipt, ...] = (), forgotten: int = 0
+    ) -> tuple[HFLState, Outbox]:
+        """Judge anew who is normal, and give the current version to devices that have no job."""
+        chosen = self.participants.choose(state.fleet, state.round_number, state.busy, now)
+        state = replace(
+            state,
+            durations=state.durations.with_devices(chosen),
+            round_number=state.round_number + 1,
+            round_started_at=now,
+            busy=state.busy.union(chosen),
+            missed=state.missed | state.awaited,
+        )
         seconds = self._round_seconds(state)
-        normal = self.stragglers.normal(state.fleet, state.seconds, seconds)
-        jobs = jobs_for(sorted(state.idle), self.local, state.version, state.weights, state.fleet, now)
-        awaited = frozenset(np.flatnonzero(normal).tolist())
-        state = replace(state, round_started_at=now, awaited=awaited, has_kernel=bool(awaited), idle=frozenset())
-        if not awaited and not math.isfinite(seconds):
+        busy = np.array(sorted(state.busy), dtype=np.int64)
+        normal = busy[self.stragglers.normal(state.fleet, state.durations, seconds, busy)]
+        awaited = frozenset(normal.tolist()) - state.missed
+        if not awaited and state.busy and not math.isfinite(seconds):
             raise InputError("Every device is a straggler, so no round would ever close: give round_seconds.")
-        return state, Outbox(jobs, _wake_at(now + seconds), receipts)
+        jobs = jobs_for(chosen, self.local, state.version, state.weights, state.fleet, now)
+        # With nobody at work there is nothing to wait for but somebody who comes online: no deadline.
+        wake_at = _wake_at(now + seconds) if state.busy else None
+        return replace(state, awaited=awaited, has_kernel=bool(awaited)), Outbox(jobs, wake_at, receipts, forgotten)
 
     def _round_seconds(self, state: HFLState) -> float:
-        return self.stragglers.round_seconds(state.seconds) if self.round_seconds is None else self.round_seconds
+        return self.stragglers.round_seconds(state.durations) if self.round_seconds is None else self.round_seconds
 
 
 def _wake_at(deadline: float) -> float | None:

@@ -20,8 +20,8 @@ class Participants(Protocol):
     def enough(self) -> float: ...
     @property
     def seconds(self) -> float: ...
-    def choose(self, fleet: Fleet, number: int, busy: frozenset[int]) -> list[int]:
-        """Devices for round `number`, ascending, none of them in `busy`."""
+    def choose(self, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:
+        """Devices for round `number`, ascending: all can be reached, none is in `busy`."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Everyone:
     enough = math.inf
     seconds = math.inf
 
-    def choose(self, fleet: Fleet, number: int, busy: frozenset[int]) -> list[int]:
-        return [device for device in range(len(fleet)) if device not in busy]
+    def choose(self, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:
+        return fleet.reachable([device for device in range(len(fleet)) if device not in busy], now)
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ class Uniform:
     def __post_init__(self) -> None:
         require_positive("count", self.count)
 
-    def choose(self, fleet: Fleet, number: int, busy: frozenset[int]) -> list[int]:
-        return _draw(fleet, number, busy, self.count)
+    def choose(self, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:
+        return drawn(fleet, number, busy, self.count, now)
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class ProportionalToDelay:
     def __post_init__(self) -> None:
         require_positive("count", self.count)
 
-    def choose(self, fleet: Fleet, number: int, busy: frozenset[int]) -> list[int]:
+    def choose(self, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:
         _check_count(fleet, self.count)
-        idle = np.setdiff1d(np.arange(len(fleet)), list(busy))
+        idle = np.array(Everyone().choose(fleet, number, busy, now), dtype=np.int64)
         if not len(idle):
             return []
         seconds = fleet.expected_seconds[idle]
@@ -99,8 +99,8 @@ class FirstOf:
     def enough(self) -> float:
         return self.count
 
-    def choose(self, fleet: Fleet, number: int, busy: frozenset[int]) -> list[int]:
-        return _draw(fleet, number, busy, self.selected)
+    def choose(self, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:
+        return drawn(fleet, number, busy, self.selected, now)
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,24 @@ class Deadline:
         require_positive("count", self.count)
         require_positive("seconds", self.seconds)
 
-    def choose(self, fleet: Fleet, number: int, busy: frozenset[int]) -> list[int]:
-        return _draw(fleet, number, busy, self.count)
+    def choose(self, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:
+        return drawn(fleet, number, busy, self.count, now)
 
 
-def _draw(fleet: Fleet, number: int, busy: frozenset[int], count: int) -> list[int]:
-    """Uniform without replacement among the idle. Draws past the busy ones, so its cost does not grow with the fleet."""
+def drawn(fleet: Fleet, number: int, busy: frozenset[int], count: int, now: float) -> list[int]:
+    """Uniform without replacement among those that are there and idle, fewer than `count` if there are not so many.
+
+    Draws past the others, twice as many again and again until there are enough, so its cost does not grow with the fleet.
+    """
     _check_count(fleet, count)
-    candidates = min(count + len(busy), len(fleet))
-    drawn = generator(fleet.seed, "participants", number).choice(len(fleet), candidates, replace=False)
-    idle = [int(device) for device in drawn if int(device) not in busy]
-    return sorted(idle[:count])
+    candidates = count + len(busy) + len(fleet.barred)
+    while True:
+        candidates = min(candidates, len(fleet))
+        some = generator(fleet.seed, "participants", number).choice(len(fleet), candidates, replace=False).tolist()
+        there = fleet.reachable([device for device in some if device not in busy], now)
+        if len(there) >= count or candidates == len(fleet):
+            return sorted(there[:count])
+        candidates *= 2
 
 
 def _check_count(fleet: Fleet, count: int) -> None:

@@ -1,0 +1,36 @@
+"""Who is at work in an asynchronous algorithm: everybody who is there, or so many at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hybridfl.algorithms.sampling import drawn
+from hybridfl.protocol import Fleet
+
+
+@dataclass(frozen=True)
+class Crew:
+    """Who has no job although it is their turn, since they cannot be reached; or, where devices are drawn, who has one."""
+
+    away: frozenset[int] = frozenset()
+    busy: frozenset[int] = frozenset()
+    draws: int = 0
+
+
+def first_crew(fleet: Fleet, concurrency: int | None) -> tuple[Crew, list[int]]:
+    """Who begins."""
+    everyone = Crew(away=frozenset(range(len(fleet)))) if concurrency is None else Crew()
+    return next_crew(everyone, fleet, concurrency, frozenset(), 0.0)
+
+
+def next_crew(
+    crew: Crew, fleet: Fleet, concurrency: int | None, back: frozenset[int], now: float
+) -> tuple[Crew, list[int]]:
+    """Who gets a job when `back` are free again. With no `concurrency`, they themselves and whoever has come back."""
+    if concurrency is None:
+        waiting = back | crew.away
+        chosen = fleet.reachable(sorted(waiting), now)
+        return (Crew() if len(chosen) == len(waiting) else Crew(away=waiting.difference(chosen))), chosen
+    busy = crew.busy - back
+    chosen = drawn(fleet, crew.draws, busy, concurrency - len(busy), now) if len(busy) < concurrency else []
+    return Crew(busy=busy.union(chosen), draws=crew.draws + 1), chosen

@@ -1,0 +1,137 @@
+"""One run in virtual time, from its beginning or from where it stood, to its end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hybridfl.errors import InputError, require_positive
+from hybridfl.plan import Run, Stage
+from hybridfl.protocol import Job, State, Update, Vector
+from hybridfl.run import Moment
+from hybridfl.simulation import NobodyLeft, Simulation, Traffic
+from hybridfl.tally import Draft, Tally
+from hybridfl.vectors import flatten
+
+
+@dataclass(frozen=True, eq=False)
+class Savepoint:
+    """Where a run stands between two turns: it goes on from here exactly, as if it had never stopped."""
+
+    state: Any
+    traffic: Traffic
+    tally: Tally
+    due: float
+    """From when on a record is made of the next version."""
+
+
+@dataclass(frozen=True)
+class Often:
+    """How often a run can be saved: every `versions` or, with None, after `seconds` of real time."""
+
+    versions: int | None = None
+    seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.versions is not None:
+            require_positive("checkpoint_every", self.versions)
+
+    def clock(self, version: int) -> Callable[[int], bool]:
+        """Asked once a turn which version a run is at, from `version` on, it says whether to save it now."""
+        last_version, last_at = version, time.monotonic()
+
+        def is_due(version: int) -> bool:
+            nonlocal last_version, last_at
+            if self.versions is None:
+                due = time.monotonic() >= last_at + self.seconds
+            else:
+                due = version >= last_version + self.versions
+            if due:
+                last_version, last_at = version, time.monotonic()
+            return due
+
+        return is_due
+
+
+NEVER = Often(seconds=math.inf)
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """A run has said its last; these are its weights."""
+
+    weights: Vector
+
+
+Playing = Generator[Sequence[Job] | Draft | Savepoint | Ended, list[Update] | None, None]
+"""A run in virtual time. It yields drafts of its records, savepoints, and jobs, for which it wants to be sent their updates."""
+
+
+def play(
+    plan: Run,
+    stage: Stage,
+    device: torch.device,
+    savepoint: Savepoint | None = None,
+    often: Often = NEVER,
+) -> Playing:
+    """One run, from its first record or from a savepoint to its last."""
+    algorithm, timing = stage.algorithm, stage.timing
+    traffic = None if savepoint is None else savepoint.traffic
+    simulation = Simulation(stage.fleet, _nobody, timing, timing.comes_online, timing.answer, traffic)
+    if savepoint is None:
+        weights = flatten(stage.task.model).to(device, non_blocking=True)
+        state, outbox = algorithm.init(weights, stage.fleet)
+        tally = Tally(bytes_a_model=weights.numel() * weights.element_size(), sent=len(outbox.jobs))
+        due = 0.0
+        yield tally.draft(0, 0.0, weights)
+        simulation.send(outbox)
+    else:
+        state, tally, due = savepoint.state, savepoint.tally.copied(), savepoint.due
+
+    is_due, every = often.clock(state.version), plan.seconds_between_records
+    while True:
+        try:
+            jobs = simulation.jump()
+        except NobodyLeft:
+            if plan.seconds is None:
+                raise InputError(
+                    f"Nobody is left to train: at version {state.version}, {simulation.now:g} s after the start, no device is "
+                    "at work and none will come back. Give the run --seconds to end it, or its fleet fewer deaths."
+                ) from None
+            break
+        if plan.seconds is not None and simulation.now > plan.seconds:
+            break
+        if jobs:
+            updates = yield jobs
+            assert updates is not None
+            simulation.trained(updates)
+        inbox = simulation.receive()
+        before = state.version
+        state, outbox = algorithm.step(state, inbox)
+        tally.count(Moment(inbox, state, outbox))
+        is_last = _has_all_rounds(plan, state)
+        # Only the instant that makes a version is worth a record: all that arrived has been merged into it.
+        if state.version > before and (inbox.now >= due or is_last):
+            yield tally.draft(state.version, inbox.now, state.weights)
+            due = (math.floor(inbox.now / every) + 1) * every if every else inbox.now
+        if is_last:
+            break
+        simulation.send(outbox)
+        if is_due(state.version):
+            yield Savepoint(state, simulation.traffic, tally.copied(), due)
+    if plan.seconds is not None and tally.recorded_seconds < plan.seconds and not _has_all_rounds(plan, state):
+        yield tally.draft(state.version, float(plan.seconds), state.weights)
+    yield Ended(state.weights)
+
+
+def _has_all_rounds(plan: Run, state: State) -> bool:
+    return plan.rounds is not None and state.version >= plan.rounds
+
+
+def _nobody(jobs: Sequence[Job]) -> list[Update]:
+    raise AssertionError("Jobs are trained between send and receive.")

@@ -1,0 +1,151 @@
+"""One run's files, written as it happens: whatever stops it, what was recorded stays readable and it can go on.
+
+run.json            its configuration
+records.jsonl       one line an evaluation
+arrivals.jsonl      one line a job's end
+checkpoints/        what it goes on from, while it is under way
+model.safetensors   the weights it ended with, by name
+finished.json       that it has ended
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+
+from hybridfl.checkpoints import write_aside
+from hybridfl.errors import InputError
+from hybridfl.records import Arrival, Config, Record, check_folder, line_of
+
+CHECKPOINTS = "checkpoints"
+FINISHED = "finished.json"
+RUN = "run.json"
+
+Position = Mapping[str, Any]
+"""How long a file was, in bytes, and the checksum of all that was in it."""
+
+
+class RunFolder:
+    """Nothing is left open between two writes: a comparison may have hundreds of runs under way."""
+
+    def __init__(self, folder: Path, config: Config) -> None:
+        self.folder = folder
+        self._config = config
+        self._arrivals, self._records = Lines(folder / "arrivals.jsonl"), Lines(folder / "records.jsonl")
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / CHECKPOINTS
+
+    @property
+    def is_begun(self) -> bool:
+        return (self.folder / RUN).exists()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has ended, and its records are as long as they were then."""
+        try:
+            said = json.loads((self.folder / FINISHED).read_text())
+            return all(lines.path.stat().st_size == said[lines.path.name]["bytes"] for lines in self._lines)
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+
+    def announce(self) -> None:
+        """Say which run this folder is for, before it begins."""
+        check_folder(self.folder, self._config)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.is_begun:
+            write_aside(self.folder / RUN, (json.dumps(self._config, indent=2) + "\n").encode())
+
+    def clear(self) -> None:
+        """Back to the beginning of the run."""
+        (self.folder / FINISHED).unlink(missing_ok=True)
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+        write_aside(self.folder / RUN, (json.dumps(self._config, indent=2) + "\n").encode())
+        for lines in self._lines:
+            lines.cut(None)
+
+    def go_on_from(self, positions: Mapping[str, Position]) -> None:
+        """Forget what was written after a checkpoint: it will be written again."""
+        (self.folder / FINISHED).unlink(missing_ok=True)
+        for lines in self._lines:
+            lines.cut(positions[lines.path.name])
+
+    def write(self, record: Record, arrivals: tuple[Arrival, ...]) -> None:
+        try:
+            self._arrivals.add("".join(map(line_of, arrivals)))
+            self._records.add(line_of(record))
+        except OSError as error:
+            raise InputError(
+                f"Cannot write to '{self.folder}' ({error.strerror}): the run has stopped. Make room, then go on with "
+                f"`hybridfl resume {self.folder}`."
+            ) from None
+
+    def positions(self) -> dict[str, Position]:
+        """How far the files are, and that for certain: what a checkpoint builds on must be on the disk before it."""
+        return {lines.path.name: lines.synced() for lines in self._lines}
+
+    def finish(self, parameters: Mapping[str, Tensor], wall_seconds: float) -> None:
+        """The run has ended: keep its weights, and no checkpoints."""
+        try:
+            write_aside(self.folder / "model.safetensors", save({k: v.contiguous() for k, v in parameters.items()}))
+            said = {**self.positions(), "wall_seconds": round(wall_seconds, 3)}
+            write_aside(self.folder / FINISHED, (json.dumps(said, indent=2) + "\n").encode())
+        except OSError as error:
+            raise InputError(
+                f"Cannot write to '{self.folder}' ({error.strerror}): make room, then end the run with "
+                f"`hybridfl resume {self.folder}`."
+            ) from None
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    @property
+    def _lines(self) -> tuple[Lines, Lines]:
+        return self._arrivals, self._records
+
+
+class Lines:
+    """A file that grows line by line, and knows the checksum of all that is in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes = 0
+        self._checksum = _hash()
+
+    def add(self, text: str) -> None:
+        data = text.encode()
+        with self.path.open("ab") as file:
+            file.write(data)
+        self._bytes += len(data)
+        self._checksum.update(data)
+
+    def cut(self, position: Position | None) -> None:
+        """Back to an earlier position, or to nothing."""
+        kept = b""
+        if position is not None:
+            kept = self.path.read_bytes()[: position["bytes"]] if self.path.exists() else b""
+            if len(kept) != position["bytes"] or _hash(kept).hexdigest() != position["checksum"]:
+                raise InputError(
+                    f"'{self.path}' is not what it was when the checkpoint was written, so the run cannot go on from it: "
+                    "put the file back, or begin again with --fresh."
+                )
+        with self.path.open("ab") as file:
+            file.truncate(len(kept))
+        self._bytes, self._checksum = len(kept), _hash(kept)
+
+    def synced(self) -> Position:
+        """Where it ends, once that is on the disk."""
+        with self.path.open("ab") as file:
+            os.fsync(file.fileno())
+        return {"bytes": self._bytes, "checksum": self._checksum.hexdigest()}
+
+
+def _hash(data: bytes = b"") -> Any:
+    return hashlib.blake2b(data, digest_size=16)
