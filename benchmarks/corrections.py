@@ -13,7 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hybridfl import HFL, Algorithm, FedBuff, FullWork, InverseSqrt, InverseTime, KnownShare, Learned, Memory
+from hybridfl import (
+    HFL,
+    Algorithm,
+    FedBuff,
+    FullWork,
+    InverseSqrt,
+    InverseTime,
+    KnownShare,
+    Learned,
+    Memory,
+    PaperDelays,
+)
 from hybridfl.algorithms.ad_sgd import Correction, Delayed, NoCorrection, RankOne, Secant
 from hybridfl.algorithms.stragglers import Stragglers
 from hybridfl.comparison import Comparison
@@ -51,7 +62,7 @@ def late_accuracies(
 ) -> dict[str, list[list[float]]]:
     """Per algorithm and seed, the test accuracies in percent of the last `part` of the time."""
     plans = Comparison(
-        read_task(task), dict(algorithms), 100, stragglers, max_delay, seeds, seconds, None, 2.0, None
+        read_task(task), dict(algorithms), PaperDelays(stragglers, max_delay), 100, seeds, seconds, evaluate_every=2.0
     ).runs()
     found: dict[str, list[list[float]]] = {}
     for plan in plans:

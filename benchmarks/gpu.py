@@ -19,6 +19,7 @@ from torch import nn
 from hybridfl import HFL, CharacterLSTM, FashionMNIST, Job, PaperDelays, Run, Samples, Task, Work
 from hybridfl.engines import CPU, trainer_for
 from hybridfl.lockstep import execute_all
+from hybridfl.tally import Snapshot
 from hybridfl.training import JointTrainer
 from hybridfl.vectors import flatten, unflatten
 
@@ -84,7 +85,7 @@ def paper_runs(tasks: Sequence[Task]) -> None:
         return Run(tasks[seed], algorithm, PaperDelays(0.9, 10), rounds=rounds, seed=seed, evaluate_every=1.0)
 
     def play(plans: Sequence[Run], where: torch.device = CUDA) -> list[float]:
-        return [snapshot.record.test_accuracy for _, snapshot in execute_all(plans, where)]
+        return [e.record.test_accuracy for _, e in execute_all(plans, where) if isinstance(e, Snapshot)]
 
     started = time.perf_counter()
     play([plan(HFL(), 0, rounds=2), plan(HFL.as_printed(), 0, rounds=2)])

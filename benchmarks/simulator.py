@@ -131,7 +131,6 @@ def line(name: str, values: list[float], form: str) -> str:
 
 def against_plain(name: str, task: Task, work: FullWork, rounds: int) -> None:
     """Print the speeds of both, and their ratio."""
-    devices = len(task.train)
     trainer = Timed(trainer_for(task, 0))
     play = simulated(task, FedAvg(local=work), ConstantSeconds(), rounds, trainer)
     loop = plain_loop(task, work, seconds=2.0)

@@ -107,10 +107,11 @@ def test_nothing_imports_the_command_line(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ("records", "summary", "charts", "panels", "plots", "report") if name in MODULES]
+    "name",
+    [name for name in ("records", "summary", "charts", "panels", "plots", "fault_table", "report") if name in MODULES],
 )
 def test_reports_read_result_folders_only(name: str) -> None:
-    assert reached(name) <= {"errors", "records", "summary", "charts", "panels", "plots", "report"}
+    assert reached(name) <= {"errors", "records", "summary", "charts", "panels", "plots", "fault_table", "report"}
     assert "hybridfl" not in imported(name)
     assert "torch" not in {each.split(".")[0] for each in imported(name)}
 

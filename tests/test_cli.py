@@ -2,19 +2,28 @@
 
 import functools
 import json
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from hybridfl.algorithms.guard import Guard
+from hybridfl.algorithms.hfl import HFL
 from hybridfl.cli import app
 from hybridfl.errors import InputError
+from hybridfl.experiment import save_all, simulate
+from hybridfl.fleets import FLEETS
 from hybridfl.records import load, load_all
+from hybridfl.resuming import planned
+from hybridfl.tasks import Synthetic
+from hybridfl.timing import PaperDelays
 
 SMALL = ["--devices", "10", "--stragglers", "0.5", "--max-delay", "3", "--epochs", "1", "--quiet"]
 COLUMNS = [
@@ -285,3 +294,121 @@ def test_the_table_holds_the_algorithms_asked_for(tmp_path: Path) -> None:
 def test_algorithms_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="would share the folder"):
         hybridfl("compare", "--algorithms", "FedBuff(2),FedBuff( 2)", "--out", tmp_path, *SMALL)
+
+
+class TestFleet:
+    def test_list_shows_every_fleet_with_a_picture(self) -> None:
+        result = hybridfl("fleet", "list")
+        assert result.exit_code == 0
+        for name in FLEETS:
+            assert name in result.output
+        assert "█" in result.output
+
+    @pytest.mark.parametrize("name", FLEETS)
+    def test_show_draws_devices(self, name: str) -> None:
+        result = hybridfl("fleet", "show", name, "--devices", 20)
+        assert result.exit_code == 0
+        assert result.output.count("device ") >= 12
+        assert "stragglers" in result.output
+        assert ("×" in result.output.split("not there")[0].rsplit("\n", 2)[0]) == (name in ("day-night", "flaky"))
+
+    def test_show_takes_a_fleet_as_it_prints(self) -> None:
+        result = hybridfl("fleet", "show", "PerDevice((1, 2, 60))", "--devices", 3)
+        lines = [line for line in result.output.splitlines() if line.startswith("device")]
+        assert lines[2].split()[-1] == "█" * 60
+
+    def test_unknown_fleets_are_named(self) -> None:
+        with pytest.raises(InputError) as error:
+            hybridfl("fleet", "show", "phone")
+        assert "Did you mean 'phones'" in str(error.value)
+
+    def test_import_from_fedscale(self, tmp_path: Path) -> None:
+        (tmp_path / "capacity.json").write_text(json.dumps({"1": {"computation": 100.0, "communication": 8000.0}}))
+        result = hybridfl("fleet", "import", "fedscale-capacity", tmp_path / "capacity.json", tmp_path / "fleet.csv")
+        assert "1 devices in" in result.output
+        result = hybridfl(
+            *("run", "--fleet", f"Recorded('{tmp_path / 'fleet.csv'}')", "--rounds", 2, "--devices", 4),
+            *("--out", tmp_path / "run", "--epochs", 1),
+        )
+        assert result.exit_code == 0
+        with pytest.raises(InputError, match="Unknown layout 'flower'"):
+            hybridfl("fleet", "import", "flower", "a", "b")
+
+
+def test_run_on_a_flaky_fleet_with_a_guard(tmp_path: Path) -> None:
+    result = hybridfl(
+        *("run", "--fleet", "flaky", "--guard", "on", "--devices", 10, "--seconds", 30, "--epochs", 1),
+        *("--out", tmp_path / "run"),
+    )
+    assert result.exit_code == 0
+    assert "jobs lost" in result.output
+    config = load(tmp_path / "run").config
+    assert config["guard"] == repr(Guard())
+    assert str(config["timing"]).startswith("Conditions(pace=Drawn")
+
+
+@pytest.mark.parametrize("option", [("--stragglers", "0.5"), ("--max-delay", "5")])
+def test_the_papers_numbers_are_for_the_papers_fleet(option: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"{option[0]} is for the fleet 'paper', not for 'phones'"):
+        hybridfl("run", "--fleet", "phones", *option, "--out", tmp_path)
+
+
+class TestResume:
+    def test_goes_on_where_a_killed_process_stopped(self, tmp_path: Path) -> None:
+        options = ("--rounds", "12", "--devices", "6", "--epochs", "1", "--checkpoint-every", "2")
+        assert hybridfl("run", *options, "--out", tmp_path / "whole").exit_code == 0
+        plans = planned(tmp_path / "whole")
+        (plan,) = plans.values()
+        events = save_all([plan], [tmp_path / "broken"], "cpu", checkpoint_every=2)
+        for _ in range(8):
+            next(events)
+        events.close()  # type: ignore[attr-defined]
+        assert (tmp_path / "broken" / "checkpoints").exists()
+        result = hybridfl("resume", tmp_path / "broken")
+        assert result.exit_code == 0
+        assert "after 12 versions" in result.output
+        for name in ("records.jsonl", "arrivals.jsonl", "model.safetensors"):
+            assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        again = hybridfl("resume", tmp_path / "broken")
+        assert again.exit_code == 0
+        assert "after 12 versions" in again.output
+
+    def test_a_comparison_goes_on_by_the_same_command_and_by_resume(self, tmp_path: Path) -> None:
+        options = ("--algorithms", "hfl,fedavg,fedbuff", "--seeds", 2, "--rounds", 4, "--devices", 12, "--epochs", 1)
+        assert hybridfl("compare", *options, "--out", tmp_path / "whole").exit_code == 0
+        shutil.copytree(tmp_path / "whole", tmp_path / "broken")
+        shutil.rmtree(tmp_path / "broken" / "hfl" / "seed-1")
+        (tmp_path / "broken" / "fedavg" / "seed-0" / "finished.json").unlink()
+        for command in (("compare", *options, "--out"), ("resume",)):
+            shutil.copytree(tmp_path / "broken", tmp_path / command[0])
+            untouched = tmp_path / command[0] / "fedbuff" / "seed-0" / "records.jsonl"
+            before = untouched.stat().st_mtime_ns
+            assert hybridfl(*command, tmp_path / command[0]).exit_code == 0
+            assert untouched.stat().st_mtime_ns == before
+            for label in ("hfl", "fedavg", "fedbuff"):
+                for seed in (0, 1):
+                    path = Path(label) / f"seed-{seed}" / "records.jsonl"
+                    if command[0] == "compare" or label != "hfl":
+                        assert (tmp_path / command[0] / path).read_bytes() == (tmp_path / "whole" / path).read_bytes()
+
+    def test_what_python_made_goes_on_in_python(self, tmp_path: Path) -> None:
+        task = replace(Synthetic().build(4, 0), name="mine")
+        simulate(task, HFL(), PaperDelays(), rounds=1, out=tmp_path, device="cpu")
+        with pytest.raises(InputError) as error:
+            hybridfl("resume", tmp_path)
+        assert "Unknown task 'mine'" in str(error.value)
+        assert "call `simulate` with the same values" in str(error.value)
+
+    def test_an_empty_folder_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError) as error:
+            hybridfl("resume", tmp_path)
+        assert "holds no run" in str(error.value)
+
+    def test_fresh_begins_anew(self, tmp_path: Path) -> None:
+        options = ("run", "--rounds", 3, "--devices", 6, "--epochs", 1, "--out", tmp_path)
+        hybridfl(*options)
+        before = (tmp_path / "records.jsonl").stat().st_mtime_ns
+        hybridfl(*options)
+        assert (tmp_path / "records.jsonl").stat().st_mtime_ns == before
+        hybridfl(*options, "--fresh")
+        assert (tmp_path / "records.jsonl").stat().st_mtime_ns > before

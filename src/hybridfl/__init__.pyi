@@ -55,6 +55,7 @@ from .data.partition import Dirichlet as Dirichlet
 from .data.partition import PowerLaw as PowerLaw
 from .data.partition import Shards as Shards
 from .data.synthetic import synthetic as synthetic
+from .data.synthetic import synthetic_crowd as synthetic_crowd
 from .data.synthetic import synthetic_iid as synthetic_iid
 from .errors import InputError as InputError
 from .experiment import execute as execute
@@ -101,6 +102,7 @@ from .tasks import FashionMNIST as FashionMNIST
 from .tasks import Sent140 as Sent140
 from .tasks import Shakespeare as Shakespeare
 from .tasks import Synthetic as Synthetic
+from .tasks import SyntheticCrowd as SyntheticCrowd
 from .tasks import SyntheticIID as SyntheticIID
 from .timing import ComputeAndLink as ComputeAndLink
 from .timing import ConstantSeconds as ConstantSeconds

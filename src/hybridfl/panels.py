@@ -242,7 +242,7 @@ def timeline_figure(run: SavedRun, end: float) -> Figure:
     """A row a device, a bar a job, a dot where its update was merged."""
     shown = charts.timeline(run, end)
     merged = [bar for bar in shown.bars if bar.arrival.is_merged]
-    discarded = [bar for bar in shown.bars if not bar.arrival.is_merged]
+    in_vain = [bar for bar in shown.bars if not bar.arrival.is_merged]
     most = max((bar.arrival.staleness for bar in merged), default=0)
     colours = [charts.shade(charts.FRESH_TO_STALE, bar.arrival.staleness / max(most, 1)) for bar in merged]
     outline = {"color": "white", "width": 1.5}
@@ -270,8 +270,8 @@ def timeline_figure(run: SavedRun, end: float) -> Figure:
     ]
     if most > 0:
         data.append(_staleness_key(most))
-    if discarded:
-        data.append({**_jobs(discarded), "marker": hatched, "name": "discarded"})
+    if in_vain:
+        data.append({**_jobs(in_vain), "marker": hatched, "name": "not merged"})
     names = [f"{device} · {seconds:.3g} s" for device, seconds in zip(shown.devices, shown.seconds, strict=True)]
     layout = _layout(
         height=130 + 20 * len(shown.devices),

@@ -143,7 +143,7 @@ def timeline(runs: Sequence[SavedRun]) -> Figure | None:
     if not shown.bars:
         return None
     merged = [bar for bar in shown.bars if bar.arrival.is_merged]
-    discarded = [bar for bar in shown.bars if not bar.arrival.is_merged]
+    in_vain = [bar for bar in shown.bars if not bar.arrival.is_merged]
     most = max((bar.arrival.staleness for bar in merged), default=0)
     colours = ScalarMappable(Normalize(0, max(most, 1)), _colours(charts.FRESH_TO_STALE))
 
@@ -151,7 +151,7 @@ def timeline(runs: Sequence[SavedRun]) -> Figure | None:
     axes.vlines(shown.made, -0.5, len(shown.devices) - 0.5, colors="0.85", linewidth=0.5, zorder=0)
     bar_style: dict[str, Any] = {"linewidth": 0.9, "edgecolor": "white"}
     axes.barh(*_spans(merged), color=colours.to_rgba(np.array([bar.arrival.staleness for bar in merged])), **bar_style)
-    axes.barh(*_spans(discarded), color="0.85", hatch="//////", **bar_style)
+    axes.barh(*_spans(in_vain), color="0.85", hatch="//////", **bar_style)
     for bar in merged:
         axes.plot([bar.arrival.arrived_at, bar.merged_at], [bar.row] * 2, color="0.2", linewidth=0.5)
     rows = [bar.row for bar in merged]
@@ -174,8 +174,8 @@ def timeline(runs: Sequence[SavedRun]) -> Figure | None:
         Line2D([], [], color="k", marker=".", markersize=5, linewidth=0.5, label="waits, then is merged"),
         Line2D([], [], color="0.75", linewidth=0.8, label="a version is made"),
     ]
-    if discarded:
-        handles.append(Patch(facecolor="0.85", edgecolor="white", hatch="//////", label="discarded"))
+    if in_vain:
+        handles.append(Patch(facecolor="0.85", edgecolor="white", hatch="//////", label="not merged"))
     axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=3, borderaxespad=0.2)
     return figure
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -46,6 +47,10 @@ class Fleet:
 
     def __len__(self) -> int:
         return len(self.num_samples)
+
+    @cached_property
+    def total_samples(self) -> int:
+        return int(self.num_samples.sum())
 
     def reachable(self, devices: Sequence[int], now: float) -> list[int]:
         """Those of `devices` that could be given a job now."""

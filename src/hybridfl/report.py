@@ -15,6 +15,7 @@ from typing import Any
 
 from hybridfl import charts
 from hybridfl.errors import InputError, require_share
+from hybridfl.fault_table import fault_section
 from hybridfl.panels import Control, Panel, panels
 from hybridfl.records import SavedRun, difference, load_all
 from hybridfl.summary import TAIL, Row, by_label, default_target, is_bound, summarise
@@ -77,6 +78,7 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
         table=_table(runs, rows),
         legend=_legend(goal, is_default=goal == default_target(runs)),
         sections="\n".join(_section(panel) for panel in shown),
+        faults=fault_section(runs),
         configuration=_configuration(runs),
         plotly=get_plotlyjs(),
         figures=figures.replace("<", "\\u003c"),

@@ -46,7 +46,16 @@ from hybridfl.errors import InputError, nearest
 from hybridfl.fleets import FLEETS
 from hybridfl.laws import Fixed, HalfNormal, Law, Lognormal, Pareto, SlowShare, Zipf
 from hybridfl.protocol import Algorithm
-from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticIID, TaskRecipe
+from hybridfl.tasks import (
+    MNIST,
+    FashionMNIST,
+    Sent140,
+    Shakespeare,
+    Synthetic,
+    SyntheticCrowd,
+    SyntheticIID,
+    TaskRecipe,
+)
 from hybridfl.timing import ComputeAndLink, ConstantSeconds, Drawn, Pace, PaperDelays, PerDevice, Recorded
 from hybridfl.traces import RecordedAvailability
 
@@ -64,6 +73,7 @@ ALGORITHMS: Mapping[str, Constructor] = {
 TASKS: Mapping[str, Constructor] = {
     "synthetic": Synthetic,
     "synthetic-iid": SyntheticIID,
+    "synthetic-crowd": SyntheticCrowd,
     "fashion-mnist": FashionMNIST,
     "mnist": MNIST,
     "shakespeare": Shakespeare,

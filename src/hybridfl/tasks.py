@@ -19,7 +19,7 @@ from hybridfl.data.partition import Partition, PowerLaw, like
 from hybridfl.data.sent140 import Merged, Tweets, Users, read_glove, read_tweets, sent140
 from hybridfl.data.shakespeare import ALPHABET, WINDOW, draw_roles, draw_sequences, kept_by_leaf, read_roles, windows
 from hybridfl.data.store import locate
-from hybridfl.data.synthetic import NUM_CLASSES, NUM_FEATURES, synthetic, synthetic_iid
+from hybridfl.data.synthetic import NUM_CLASSES, NUM_FEATURES, synthetic, synthetic_crowd, synthetic_iid
 from hybridfl.errors import InputError, require_positive
 from hybridfl.models import CharacterLSTM, LogisticRegression, SentimentLSTM
 from hybridfl.randomness import key
@@ -60,6 +60,28 @@ class SyntheticIID:
 
     def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
         return _logistic_regression("synthetic-iid", synthetic_iid(devices, seed), seed)
+
+
+@dataclass(frozen=True)
+class SyntheticCrowd:
+    """Synthetic(γ, ξ) for a fleet of any size, a million devices included: `kinds` devices' data, shared by all.
+
+    Every device draws `samples` of the data of its kind. `scored`: how many samples scores are taken on.
+    """
+
+    gamma: float = 1.0
+    xi: float = 1.0
+    kinds: int = 1000
+    samples: int = 20
+    scored: int | None = 10_000
+
+    def __post_init__(self) -> None:
+        _require_sizes(self, "kinds", "samples", "scored")
+
+    def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
+        train, test = synthetic_crowd(self.gamma, self.xi, devices, self.kinds, self.samples, seed=seed)
+        model = LogisticRegression(NUM_FEATURES, NUM_CLASSES)
+        return Task(_spelled("synthetic-crowd", self), train, test, model, l2=PAPER_L2, scored=self.scored)
 
 
 @dataclass(frozen=True)

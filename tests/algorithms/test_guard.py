@@ -105,8 +105,8 @@ def test_a_base_the_device_made_up_is_not_used() -> None:
 
 
 def test_the_norm_is_compared_by_step_and_rate_with_the_running_median() -> None:
-    """Six devices have mean gradients 1, 1, 1, 1, 1 and x; the bound of 20 × the median lets x = 19 pass and refuses 21."""
-    for size, is_refused in ((19.0, False), (21.0, True)):
+    """Six devices have mean gradients 1, 1, 1, 1, 1 and x; the bound of 10 × the median lets x = 9 pass and refuses 11."""
+    for size, is_refused in ((9.0, False), (11.0, True)):
         algorithm, state, outbox = begun(fleet=fleet_of(*[10] * 6))
         unit = 0.1 * MOST_STEPS  # η·k
         updates = [honest(job, unit, 0.0) for job in outbox.jobs[:5]] + [honest(outbox.jobs[5], size * unit, 0.0)]

@@ -126,7 +126,7 @@ class Blend:
 
     def _shares(self, updates: Sequence[Update], fleet: Fleet) -> Tensor:
         samples = _samples(updates, fleet)
-        return shares(samples) if self.normalised else shares(samples) * float(samples.sum() / fleet.num_samples.sum())
+        return shares(samples) if self.normalised else shares(samples) * float(samples.sum() / fleet.total_samples)
 
 
 def _samples(updates: Sequence[Update], fleet: Fleet) -> NDArray[np.int64]:

@@ -37,7 +37,7 @@ class Guard:
     switches the check off.
     """
 
-    norm: float | None = 20.0
+    norm: float | None = 10.0
     history: int = 200
     samples: float | None = 10_000.0
     quarantine: int | None = 3

@@ -43,6 +43,8 @@ class HFLState:
     """What is known of each device's duration."""
     round_number: int = 0
     round_started_at: float = 0.0
+    round_ends_at: float = math.inf
+    """Its deadline; ∞ as long as the fleet's pace is not known."""
     awaited: frozenset[int] = frozenset()
     """Normal devices the round still waits for."""
     has_kernel: bool = True
@@ -113,18 +115,18 @@ class HFL:
         )
         receipts = tuple(Receipt(state.version - update.job.version) for update in inbox.updates)
 
+        if state.round_ends_at == math.inf:
+            state = replace(state, round_ends_at=state.round_started_at + self._round_seconds(state))
         complete = not state.busy or (state.has_kernel and not state.awaited)
-        deadline = state.round_started_at + self._round_seconds(state)
-        if state.waiting and (complete or inbox.now >= deadline):
+        if state.waiting and (complete or inbox.now >= state.round_ends_at):
             merged = self._merged(state)
             forgotten = self.merge.forgotten(merged.memory) - self.merge.forgotten(state.memory)
             return self._open_round(merged, inbox.now, receipts, forgotten)
         if not state.busy:
             return self._open_round(state, inbox.now, receipts)
-        if inbox.now >= deadline:
-            deadline += inbox.now - state.round_started_at
-            state = replace(state, round_started_at=inbox.now)
-        return state, Outbox(wake_at=_wake_at(deadline), receipts=receipts)
+        if inbox.now >= state.round_ends_at:
+            state = replace(state, round_started_at=inbox.now, round_ends_at=inbox.now + self._round_seconds(state))
+        return state, Outbox(wake_at=_wake_at(state.round_ends_at), receipts=receipts)
 
     def _merged(self, state: HFLState) -> HFLState:
         updates = sorted(state.waiting, key=lambda update: update.job.device)
@@ -153,8 +155,10 @@ class HFL:
             raise InputError("Every device is a straggler, so no round would ever close: give round_seconds.")
         jobs = jobs_for(chosen, self.local, state.version, state.weights, state.fleet, now)
         # With nobody at work there is nothing to wait for but somebody who comes online: no deadline.
-        wake_at = _wake_at(now + seconds) if state.busy else None
-        return replace(state, awaited=awaited, has_kernel=bool(awaited)), Outbox(jobs, wake_at, receipts, forgotten)
+        state = replace(
+            state, round_ends_at=now + seconds if state.busy else math.inf, awaited=awaited, has_kernel=bool(awaited)
+        )
+        return state, Outbox(jobs, _wake_at(state.round_ends_at), receipts, forgotten)
 
     def _round_seconds(self, state: HFLState) -> float:
         return self.stragglers.round_seconds(state.durations) if self.round_seconds is None else self.round_seconds

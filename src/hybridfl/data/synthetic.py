@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -50,6 +52,28 @@ def synthetic_iid(devices: int = 100, seed: int = 0) -> Samples:
     center = np.zeros(NUM_FEATURES)
     return Samples.from_devices(
         [_device(generator(seed, "synthetic", device), weight, bias, center) for device in range(devices)]
+    )
+
+
+def synthetic_crowd(
+    gamma: float, xi: float, devices: int, kinds: int = 1000, samples: int = 20, test_share: float = 0.1, seed: int = 0
+) -> tuple[Samples, Samples]:
+    """(train, test) of a fleet of any size: device i draws `samples` of the data of device i mod `kinds` of Synthetic(γ, ξ).
+
+    Drawn with replacement, each device for itself; so only `kinds` devices' data are ever made, and a million devices share
+    them. The test samples are those devices' own, `test_share` of each; they belong to the first `kinds` of the fleet.
+    """
+    require_positive("devices", devices)
+    require_positive("samples", samples)
+    kinds = min(kinds, devices)
+    train, test = synthetic(gamma, xi, kinds, seed).split(test_share, seed)
+    kind = np.arange(devices) % kinds
+    held = train.num_samples[kind][:, None]
+    places = (generator(seed, "crowd").random((devices, samples)) * held).astype(np.int64)
+    rows = train.index[train.offsets[kind][:, None] + places]
+    offsets = np.concatenate([test.offsets, np.full(devices - kinds, test.offsets[-1])])
+    return replace(train, index=rows.reshape(-1), offsets=np.arange(devices + 1) * samples), replace(
+        test, offsets=offsets
     )
 
 
