@@ -12,7 +12,11 @@ from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NAMED_IN_MAP = re.findall(r"`((?:hybridfl\.|tests/)[^`]+)`", (ROOT / "docs" / "paper-map.md").read_text())
+NAMED_IN_MAP = [
+    name
+    for page in ("paper-map.md", "reliability.md")
+    for name in re.findall(r"`((?:hybridfl\.|tests/)[^`]+)`", (ROOT / "docs" / page).read_text())
+]
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
