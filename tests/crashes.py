@@ -63,7 +63,7 @@ def plan(name: str) -> Run:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(60, 5), nn.GELU(), nn.Linear(5, 10))
         task = Task.from_devices(synthetic(1, 1, 8, 0), model)
-        return Run(task, ALGORITHMS[name], day_night(20.0), rounds=ROUNDS, evaluate_every=0.5)
+        return Run(task, ALGORITHMS[name], day_night(20.0), rounds=ROUNDS // 2, evaluate_every=0.5)
     return Run(Synthetic().build(8, 0), ALGORITHMS[name], flaky(), rounds=ROUNDS, evaluate_every=0.5, guard=Guard())
 
 

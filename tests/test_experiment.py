@@ -236,6 +236,7 @@ def test_a_timing_for_another_fleet_is_refused() -> None:
 
 
 def test_a_users_own_model_and_tensors() -> None:
+    torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(30 + device, 4, generator=generator) for device in range(6)]
     devices = [(x, (x.sum(1) > 0).long()) for x in inputs]

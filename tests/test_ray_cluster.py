@@ -43,9 +43,24 @@ def two_cpus() -> Iterator[None]:
     ray.shutdown()
 
 
+@pytest.fixture(scope="module")
+def kept(two_cpus: None) -> Iterator[list[Cluster]]:
+    """The cluster the tests share: workers take seconds to start."""
+    clusters: list[Cluster] = []
+    yield clusters
+    for each in clusters:
+        each.__exit__(None, None, None)
+
+
 @pytest.fixture
-def free_cpus(two_cpus: None) -> None:
+def free_cpus(kept: list[Cluster]) -> None:
     """The test before has only just given its workers back."""
+    while kept:
+        kept.pop().__exit__(None, None, None)
+    wait_for_cpus()
+
+
+def wait_for_cpus() -> None:
     deadline = time.monotonic() + 30
     while ray.available_resources().get("CPU", 0) < 2:
         assert time.monotonic() < deadline
@@ -53,10 +68,11 @@ def free_cpus(two_cpus: None) -> None:
 
 
 @pytest.fixture
-def cluster(free_cpus: None) -> Iterator[Cluster]:
-    with Cluster("auto") as found:
-        assert len(found.workers) == 2
-        yield found
+def cluster(kept: list[Cluster]) -> Cluster:
+    if not kept:
+        kept.append(Cluster("auto"))
+    assert len(kept[0].workers) == 2
+    return kept[0]
 
 
 def plans(seconds: float = 8.0) -> list[Run]:
@@ -139,6 +155,25 @@ def test_folders_are_written_as_always(free_cpus: None, tmp_path: Path, count: i
         assert [record.version for record in saved.records] == [
             event.record.version for _, event in execute_all([run], CPU) if isinstance(event, Snapshot)
         ]
+
+
+@pytest.mark.parametrize("count", [1, 4], ids=["jobs", "runs"])
+def test_runs_go_on_from_their_checkpoints(free_cpus: None, tmp_path: Path, count: int) -> None:
+    runs = plans(seconds=12.0)[:count]
+    folders = [tmp_path / str(number) for number in range(count)]
+    events = save_all(runs, folders, ray="auto", checkpoint_every=2)
+    for _ in range(9 * count):
+        next(events)
+    events.close()  # type: ignore[attr-defined]
+    assert any(list(folder.glob("checkpoints/*.json")) for folder in folders)
+    wait_for_cpus()
+    for _ in save_all(runs, folders, ray="auto"):
+        pass
+    for number, run in enumerate(runs):
+        for _ in save_all([run], [tmp_path / f"whole-{number}"], "cpu"):
+            pass
+        for file in ("records.jsonl", "arrivals.jsonl", "model.safetensors"):
+            assert (folders[number] / file).read_bytes() == (tmp_path / f"whole-{number}" / file).read_bytes()
 
 
 def test_a_users_mistake_on_a_worker_is_one_line_here(cluster: Cluster) -> None:

@@ -26,7 +26,7 @@ from hybridfl.errors import InputError
 from hybridfl.fleets import FLEETS
 from hybridfl.laws import Pareto, Zipf
 from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, read_algorithm, read_fleet, read_guard, read_task, split_list
-from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticIID
+from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticCrowd, SyntheticIID
 from hybridfl.timing import Drawn, PaperDelays, PerDevice, Recorded
 from hybridfl.traces import RecordedAvailability
 
@@ -125,7 +125,8 @@ def test_tasks() -> None:
     assert read_task("shakespeare(hidden=32)") == Shakespeare(hidden=32)
     assert read_task("shakespeare-paper") == Shakespeare(517_106)
     assert read_task("sent140(Chosen(30), glove='glove.txt')") == Sent140(Chosen(30), glove="glove.txt")
-    assert len(TASKS) == 7
+    assert read_task("synthetic-crowd(samples=5)") == SyntheticCrowd(samples=5)
+    assert len(TASKS) == 8
 
 
 @pytest.mark.parametrize(
