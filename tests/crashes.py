@@ -102,9 +102,10 @@ def main(name: str, kills: int, seed: int = 0) -> None:
         os.kill(child, signal.SIGKILL)
         if ended(child) == -signal.SIGKILL:
             killed += 1
-            files = [path.name for path in folder.glob("checkpoints/*")]
-            in_a_checkpoint += any(file.endswith(".new") for file in files)
-            resumed += any(file.endswith(".json") for file in files)
+            files = list(folder.glob("checkpoints/*"))
+            whole_ones = {path.stem for path in files if path.suffix == ".json"}
+            in_a_checkpoint += any(path.stem not in whole_ones for path in files)
+            resumed += bool(whole_ones)
         if (folder / "finished.json").exists() or killed == kills:
             assert ended(forked(name, folder)) == 0
             for file, content in whole.items():

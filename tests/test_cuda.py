@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hybridfl.algorithms.fedasync import FedAsync
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.fedprox import FedProx
+from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.sampling import Uniform
@@ -22,11 +24,12 @@ from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
 from hybridfl.engines import CPU, device_named, evaluator_for, trainer_for
 from hybridfl.errors import InputError
-from hybridfl.experiment import execute
+from hybridfl.experiment import execute, save_all
+from hybridfl.fleets import flaky
 from hybridfl.lockstep import execute_all
 from hybridfl.models import CharacterLSTM, LogisticRegression
 from hybridfl.plan import Run
-from hybridfl.protocol import Job, Update, Work
+from hybridfl.protocol import Algorithm, Job, Update, Work
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
 from hybridfl.tasks import Synthetic
@@ -301,3 +304,37 @@ def test_nothing_waits_for_the_gpu_inside_a_round() -> None:
         assert len(list(execute_all(everything, CUDA))) > 40
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_gpu
+@pytest.mark.parametrize("kind", ["softmax", "network"])
+def test_a_run_on_the_gpu_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -> None:
+    """Guarded, on a fleet with every fault; trained updates and untrained jobs are in the checkpoint."""
+    task = Synthetic().build(20, 0) if kind == "softmax" else models()[0][0]
+    local = FullWork(epochs=1, batch_size=16)
+    algorithms: list[Algorithm[Any]] = [HFL(local=local), FedBuff(buffer=3, local=local)]
+    for number, algorithm in enumerate(algorithms):
+        plan = Run(task, algorithm, flaky(), rounds=12, evaluate_every=1.0, guard=Guard())
+        whole, broken = tmp_path / f"whole {number}", tmp_path / f"broken {number}"
+        for _ in save_all([plan], [whole], "cuda"):
+            pass
+        events = save_all([plan], [broken], "cuda", checkpoint_every=2)
+        for _ in range(6):
+            next(events)
+        events.close()  # type: ignore[attr-defined]
+        assert list(broken.glob("checkpoints/*.json"))
+        for _ in save_all([plan], [broken], "cuda"):
+            pass
+        for file in ("records.jsonl", "arrivals.jsonl", "model.safetensors"):
+            assert (broken / file).read_bytes() == (whole / file).read_bytes(), algorithm
+
+
+@needs_gpu
+def test_a_run_begun_on_the_gpu_does_not_go_on_on_the_cpu(tmp_path: Path) -> None:
+    plan = Run(Synthetic().build(20, 0), HFL(), PaperDelays(), rounds=12)
+    events = save_all([plan], [tmp_path], "cuda", checkpoint_every=2)
+    for _ in range(6):
+        next(events)
+    events.close()  # type: ignore[attr-defined]
+    with pytest.raises(InputError, match="--device cuda"):
+        list(save_all([plan], [tmp_path], "cpu"))

@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -5,8 +6,9 @@ import pytest
 import torch
 
 from hybridfl.errors import InputError
+from hybridfl.laws import Fixed, Lognormal
 from hybridfl.protocol import Job, Work
-from hybridfl.timing import ConstantSeconds, Pace, PaperDelays, PerDevice, Roster
+from hybridfl.timing import ComputeAndLink, ConstantSeconds, Drawn, Pace, PaperDelays, PerDevice, Recorded, Roster
 
 
 def job(device: int, part: float = 1.0) -> Job:
@@ -96,3 +98,48 @@ def test_a_device_far_slower_than_the_median_is_called_a_straggler() -> None:
 def test_refuses_what_no_device_could_take(make: type, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         make(**arguments)
+
+
+def test_drawn_seconds_are_the_devices_own() -> None:
+    timing = of(Drawn(Lognormal(1.37)), 4000, seed=5)
+    assert np.median(timing.expected_seconds) == pytest.approx(1.0, rel=0.1)
+    assert np.std(np.log(timing.expected_seconds)) == pytest.approx(1.37, rel=0.05)
+    assert timing(job(7)) == timing(job(7)) == timing.expected_seconds[7]
+    # P(s > 1.5·median) = P(N > ln(1.5)/1.37) = P(N > 0.296) = 0.384
+    assert timing.is_straggler.mean() == pytest.approx(0.384, abs=0.03)
+
+
+def test_compute_and_link_by_hand() -> None:
+    """0.01 s a sample × 200 samples × 5 epochs + 1 MB / 2 MB/s + 1 MB / 0.5 MB/s + 0.1 s = 10 + 0.5 + 2 + 0.1."""
+    pace = ComputeAndLink(Fixed(0.01), Fixed(2e6), Fixed(0.5e6), latency=0.1)
+    timing = pace.of(Roster(np.array([200, 20]), model_bytes=1_000_000))
+    assert timing(job(0)) == pytest.approx(12.6)
+    assert timing(job(1)) == pytest.approx(1.0 + 2.6)
+    assert timing.expected_seconds.tolist() == pytest.approx([12.6, 3.6])
+    one_epoch = Job(0, 0, torch.zeros(1), Work(1, 64, 0.1, part=0.2), 0.0)
+    assert timing(one_epoch) == pytest.approx(2.0 + 2.6), "fewer epochs; the link takes its time all the same"
+    assert timing.is_straggler.tolist() == [True, False]
+
+
+def test_recorded_seconds_are_replayed(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("device,seconds\na,1\nb,4\na,3\n")
+    timing = of(Recorded(str(tmp_path / "t.csv")), 5)
+    assert timing.expected_seconds.tolist() == [2.0, 4.0, 2.0, 4.0, 2.0]
+    drawn = [timing(Job(2, version, torch.zeros(1), Work(5, 64, 0.1), 0.0)) for version in range(200)]
+    assert set(drawn) == {1.0, 3.0}
+    assert 70 < drawn.count(1.0) < 130
+    assert timing(job(3)) == 4.0
+    assert timing(job(3, part=0.5)) == 2.0
+
+
+def test_recorded_capacities_are_computed_with(tmp_path: Path) -> None:
+    columns = "device,seconds_per_sample,bytes_per_second_up,bytes_per_second_down"
+    (tmp_path / "t.csv").write_text(f"{columns}\na,0.01,500000,2000000\nb,0.1,1000000,1000000\n")
+    timing = Recorded(str(tmp_path / "t.csv"), latency=0.1).of(Roster(np.array([200, 10, 20]), 1_000_000))
+    assert [timing(job(device)) for device in range(3)] == pytest.approx([12.6, 5.0 + 2.1, 1.0 + 2.6])
+
+
+def test_bad_latencies_are_refused() -> None:
+    for make in (ComputeAndLink, lambda latency: Recorded("t.csv", latency)):
+        with pytest.raises(InputError, match="latency=-1"):
+            make(latency=-1.0)
