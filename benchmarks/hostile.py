@@ -79,10 +79,12 @@ def main() -> None:
                         runs[id(plan)] = name, f"{'guard, ' if guard else ''}{average_name}", attack_name
     accuracy: dict[int, list[float]] = {id(plan): [] for plan in plans}
     refused: dict[int, int] = {}
+    merged: dict[int, int] = {}
     for plan, event in execute_all(plans, CPU):
         if isinstance(event, Snapshot):
             accuracy[id(plan)].append(event.record.test_accuracy)
             refused[id(plan)] = event.record.refused
+            merged[id(plan)] = event.record.merged
     print(f"{arguments.task}, 100 devices, {arguments.seconds:g} s, {arguments.seeds} seeds\n")
     print(f"{'':10}{'':18}" + "".join(f"{attack:>16}" for attack in ATTACKS))
     for name in algorithms(Mean()):
@@ -92,8 +94,9 @@ def main() -> None:
                 finals = [np.mean(accuracy[key][-3:]) for key in runs if runs[key] == (name, defence, attack_name)]
                 cells.append(f"{100 * np.mean(finals):9.1f} ± {100 * np.std(finals, ddof=1):4.1f}")
             print(f"{name:10}{defence:18}" + "".join(cells), flush=True)
-    honest = [refused[key] for key in runs if runs[key][2] == "nobody"]
-    print(f"\nOf honest devices' updates, {sum(honest)} were refused in all runs together.")
+    honest = [key for key in runs if runs[key][2] == "nobody" and runs[key][1].startswith("guard")]
+    good, bad = sum(merged[key] for key in honest), sum(refused[key] for key in honest)
+    print(f"\nWith nobody hostile, the guard refused {bad} of {good + bad:,} updates.")
 
 
 if __name__ == "__main__":

@@ -342,6 +342,7 @@ def compare(
     device_named(device)
     interrupted = False
     folders = [folder_of(folder, plan) for plan in runs]
+    _say_what_has_ended(runs, folders, fresh or quiet or as_json)
     with RunsDisplay(runs, quiet) as display:
         try:
             for plan, record in save_all(runs, folders, device, ray, checkpoint_every, fresh):
@@ -488,6 +489,7 @@ def _play(
     from hybridfl.progress import RunsDisplay
 
     device_named(device)
+    _say_what_has_ended(plans, folders, fresh or quiet)
     latest: dict[int, Record] = {}
     interrupted = False
     started = time.perf_counter()
@@ -506,6 +508,15 @@ def _play(
         typer.echo(f"{took:.1f} s here. Results: {root}    Report: hybridfl report {root}")
     if interrupted:
         _stopped(root)
+
+
+def _say_what_has_ended(plans: Sequence[Run], folders: Sequence[Path], quiet: bool) -> None:
+    from hybridfl.run_folder import RunFolder
+
+    ended = [RunFolder(folder, plan.config()).is_finished for plan, folder in zip(plans, folders, strict=True)]
+    if any(ended) and not quiet:
+        which = "This run has" if len(plans) == 1 else f"{sum(ended)} of {len(plans)} runs have"
+        typer.echo(f"{which} ended already and will only be read; --fresh runs again.", err=True)
 
 
 def _ended(plan: Run, record: Record) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from hybridfl import checkpoints
-from hybridfl.checkpoints import CheckpointNotWritten
 from hybridfl.codec import Encoded, classes_of, decode, encode, named
 from hybridfl.errors import InputError
 from hybridfl.lockstep import Event
@@ -93,8 +92,8 @@ class FolderSaves:
 
     def _write_checkpoint(self, plan: Run, saved: _Saved, savepoint: Savepoint) -> None:
         assert saved.stage is not None
-        encoded = encode(savepoint, saved.stage.fleet, _classes(saved.stage))
         try:
+            encoded = encode(savepoint, saved.stage.fleet, _classes(saved.stage))
             body = {
                 "run": _identity(plan.config()),
                 "versions": plan.config()["versions"],
@@ -104,12 +103,12 @@ class FolderSaves:
                 "savepoint": encoded.tree,
             }
             saved.good = checkpoints.write(saved.files.checkpoints, body, encoded.tensors, saved.good)
-        except (CheckpointNotWritten, OSError) as error:
+        except (OSError, InputError) as error:
             if not saved.warned:
                 log.warning(
                     "Cannot write a checkpoint to '%s' (%s): the run goes on, and the last checkpoint is kept.",
                     saved.files.folder,
-                    error.strerror or error,
+                    getattr(error, "strerror", None) or error,
                 )
             saved.warned = True
 

@@ -96,9 +96,11 @@ class HFL:
         stragglers: Stragglers = Learned(),
         round_seconds: float | None = None,
         local: Local = FullWork(),
+        participants: Participants = Everyone(),
     ) -> HFL:
         """Eq. (New) and Eq. (Lambda) letter by letter: unbounded correction, a step from the old model."""
-        return cls(Blend(Printed(lambda_0), RankOne(math.inf), normalised), stragglers, round_seconds, local)
+        merge = Blend(Printed(lambda_0), RankOne(math.inf), normalised)
+        return cls(merge, stragglers, round_seconds, local, participants)
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[HFLState, Outbox]:
         return self._open_round(HFLState(0, weights, fleet, self.merge.start()), now=0.0)
