@@ -102,9 +102,32 @@ def test_without_any_normal_device_rounds_close_by_the_deadline_alone() -> None:
     assert closings == [4.0, 6.0, 8.0, 11.0]
 
 
-def test_without_normal_devices_and_deadline_it_says_what_to_do() -> None:
-    with pytest.raises(InputError, match="give round_seconds"):
-        HFL(stragglers=KnownShare(1.0)).init(vector(0.0), FLEET)
+def test_without_normal_devices_and_deadline_every_answer_closes_a_round() -> None:
+    algorithm = HFL(stragglers=KnownShare(1.0), local=CONSTANT)
+    state, outbox = algorithm.init(vector(0.0), FLEET)
+    assert (len(outbox.jobs), outbox.wake_at) == (3, None)
+    first, second, _ = outbox.jobs
+    state, outbox = algorithm.step(state, arrivals(2.0, answer(first, 1.0)))
+    assert (state.version, [job.device for job in outbox.jobs]) == (1, [0])
+    state, outbox = algorithm.step(state, arrivals(3.0, answer(second, 1.0)))
+    assert (state.version, [job.device for job in outbox.jobs]) == (2, [1])
+
+
+def test_if_all_normal_devices_die_the_stragglers_go_on() -> None:
+    """Their jobs sent at 4 are lost at 7; the stragglers' arrive at 8, and from then on every 4 s."""
+    algorithm, fleet = HFL(stragglers=HALF), fleet_of(1, 1, 1, 1, seconds=[1.0, 1.0, 4.0, 4.0])
+    alive = replace(fleet, online=lambda devices, now: (devices > 1) | (now < 5.0))
+
+    def timing(job: Job) -> float | Loss:
+        return Loss(3.0, "died") if job.device < 2 and job.sent_at > 3 else 1.0 + 3 * (job.device > 1)
+
+    closings = []
+    for moment in run(algorithm, Simulation(alive, Towards(), timing), *algorithm.init(vector(1.0), alive)):
+        if moment.outbox.jobs:
+            closings.append((moment.inbox.now, len(moment.inbox.updates)))
+        if moment.inbox.now > 20:
+            break
+    assert [at for at, _ in closings if at > 7] == [8.0, 12.0, 16.0, 20.0, 24.0]
 
 
 def test_a_deadline_without_arrivals_makes_no_version() -> None:

@@ -48,7 +48,7 @@ class HFLState:
     awaited: frozenset[int] = frozenset()
     """Normal devices the round still waits for."""
     has_kernel: bool = True
-    """Whether the round waits for anybody; without a normal device its deadline closes it (or everybody's answer)."""
+    """Whether the round waits for anybody; without a normal device its deadline closes it, or without one the next answer."""
     busy: frozenset[int] = frozenset()
     """Devices with a job."""
     missed: frozenset[int] = frozenset()
@@ -119,7 +119,9 @@ class HFL:
 
         if state.round_ends_at == math.inf:
             state = replace(state, round_ends_at=state.round_started_at + self._round_seconds(state))
-        complete = not state.busy or (state.has_kernel and not state.awaited)
+        # With neither a normal device at work nor a deadline, the next answer is all there is to wait for.
+        waits_for_kernel = state.has_kernel or state.round_ends_at == math.inf
+        complete = not state.busy or (waits_for_kernel and not state.awaited)
         if state.waiting and (complete or inbox.now >= state.round_ends_at):
             merged = self._merged(state)
             forgotten = self.merge.forgotten(merged.memory) - self.merge.forgotten(state.memory)
@@ -153,8 +155,6 @@ class HFL:
         busy = np.array(sorted(state.busy), dtype=np.int64)
         normal = busy[self.stragglers.normal(state.fleet, state.durations, seconds, busy)]
         awaited = frozenset(normal.tolist()) - state.missed
-        if not awaited and state.busy and not math.isfinite(seconds):
-            raise InputError("Every device is a straggler, so no round would ever close: give round_seconds.")
         jobs = jobs_for(chosen, self.local, state.version, state.weights, state.fleet, now)
         # With nobody at work there is nothing to wait for but somebody who comes online: no deadline.
         state = replace(
