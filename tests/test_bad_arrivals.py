@@ -129,7 +129,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(events=EVENTS)
 def test_whatever_arrives_the_weights_stay_finite_and_nothing_leaks_or_hangs(
     name: str, events: list[tuple[str, int, str]]
