@@ -524,6 +524,6 @@ def _ended(plan: Run, record: Record) -> str:
     updates = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count or fate != "refused")
     lost = f"; {record.lost} jobs lost" if record.lost else ""
     return (
-        f"{plan.name} on {plan.task.name}, seed {plan.seed}: test accuracy {record.test_accuracy:.1%} after {record.version} versions and "
-        f"{record.seconds:g} s of virtual time; updates: {updates}{lost}."
+        f"{plan.name} on {plan.task.name}, seed {plan.seed}: test accuracy {record.test_accuracy:.1%} after "
+        f"{record.version} versions and {record.seconds:g} s of virtual time; updates: {updates}{lost}."
     )
