@@ -100,7 +100,9 @@ def main(name: str, kills: int, seed: int = 0) -> None:
         child = forked(name, folder)
         time.sleep(draw.uniform(0.0, duration))
         os.kill(child, signal.SIGKILL)
-        if ended(child) == -signal.SIGKILL:
+        code = ended(child)
+        assert code in (0, -signal.SIGKILL), f"{name}: a child ended with {code}"
+        if code == -signal.SIGKILL:
             killed += 1
             files = list(folder.glob("checkpoints/*"))
             whole_ones = {path.stem for path in files if path.suffix == ".json"}

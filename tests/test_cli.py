@@ -178,7 +178,6 @@ def test_help_has_examples(command: list[str]) -> None:
         (["--schedule", "invers"], "Did you mean 'inverse'"),
         (["--rounds", "0"], "rounds=0"),
         (["--seconds", "-1"], "seconds=-1"),
-        (["--algorithm", "HFL(stragglers=KnownShare(1.0))"], "give round_seconds"),
     ],
 )
 def test_a_mistake_is_an_input_error_and_writes_nothing(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.sampling import Everyone
 from hybridfl.attacks import Hostile, Noise, NotANumber, Scaled
 from hybridfl.availability import AlwaysOn, DayNight, OnOff
 from hybridfl.conditions import Conditions, Deaths, FleetTiming, LateJoins, SpeedChange, conditions_of
@@ -201,7 +204,7 @@ def test_exactly_the_share_of_the_devices_is_hostile() -> None:
     "conditions",
     [
         Conditions(),
-        Conditions(Drawn(HalfNormal()), jitter=Fixed(2.0), notice=0.0, seed=4),
+        Conditions(Drawn(HalfNormal()), jitter=Fixed(2.0), notice=0.5, seed=4),
         Conditions(availability=DayNight(20.0, 0.3), interrupted=0.25, lost=0.5),
         Conditions(joins=LateJoins(), deaths=Deaths(), change=SpeedChange(), hostile=Hostile(0.2, Noise(3.0))),
     ],
@@ -222,6 +225,7 @@ def test_what_is_as_by_default_is_not_printed() -> None:
         (lambda: Conditions(lost=-0.1), "lost=-0.1"),
         (lambda: Conditions(interrupted=1.5), "interrupted=1.5"),
         (lambda: Conditions(notice=math.inf), "notice=inf"),
+        (lambda: Conditions(notice=0.0), "notice=0.0"),
         (lambda: Deaths(2.0), "share of deaths=2.0"),
         (lambda: LateJoins(0.1, by=0.0), "by=0.0"),
         (lambda: SpeedChange(0.1, factor=0.0), "factor=0.0"),
@@ -258,3 +262,31 @@ def test_arrivals_say_what_became_of_every_job() -> None:
     assert sum(arrival.is_merged for arrival in arrivals) == last.merged > 50
     assert {arrival.lost for arrival in arrivals} == {None, "lost on the way"}
     assert last.discarded == last.refused == last.forgotten == 0
+
+
+def test_a_device_that_pauses_and_dies_before_it_is_done_is_lost_when_it_dies() -> None:
+    """There from 0 to 5 and from 10 to 15: of 7 s of work begun at 1, it would be done at 13; it dies before."""
+    away = DayNight(period=10.0, on=0.5, spread=0.0)
+    fleet = Conditions(ConstantSeconds(7.0), availability=away, deaths=Deaths(1.0, by=12.0), notice=1.0)
+    timing = drawn_up(fleet, 50)
+    for device in range(50):
+        on = [at for at in np.arange(0.0, 12.0, 0.01) if timing.online(np.array([device]), float(at))[0]]
+        end = timing(job(device, 1.0))
+        assert isinstance(end, Loss)
+        if max(on) > 10:
+            assert end.reason == "died"
+            assert end.seconds == pytest.approx(max(on) - 1.0 + 1.0, abs=0.02)
+
+
+def test_everybody_in_quarantine_ends_a_run_although_they_come_and_go() -> None:
+    fleet = Conditions(ConstantSeconds(), availability=DayNight(20.0), hostile=Hostile(1.0, NotANumber()))
+    with pytest.raises(InputError, match=r"Nobody is left to train.*8 are in quarantine"):
+        simulate(TASK, HFL(), fleet, rounds=10, guard=Guard(quarantine=1))
+    record = simulate(TASK, HFL(), fleet, seconds=500, guard=Guard(quarantine=1))[-1]
+    assert (record.version, record.refused, record.barred) == (0, 8, 8)
+
+
+def test_many_losses_at_one_instant_do_not_end_a_run() -> None:
+    task = Task.from_devices([(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))] * 2500, LogisticRegression(3, 2))
+    fleet = Conditions(ConstantSeconds(), lost=0.5, notice=1.0)
+    assert simulate(task, FedAvg(Everyone()), fleet, rounds=2)[-1].lost > 1000

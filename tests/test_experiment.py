@@ -96,9 +96,7 @@ def test_the_end_of_a_run_is_recorded_with_all_that_arrived() -> None:
 
 
 def test_a_run_that_can_make_no_version_is_given_up() -> None:
-    with pytest.raises(
-        InputError, match=r"The last 1000 jobs were all in vain, the last one as 'late'.*give devices more time"
-    ):
+    with pytest.raises(InputError, match=r"1000 times in a row .* in vain, .* as 'late'.*give devices more time"):
         simulate(TASK, FedAvg(Deadline(5, 0.5), LOCAL), TIMING, rounds=3)
 
 

@@ -13,7 +13,7 @@ CONFIG: Config = {
     "label": "HFL",
     "algorithm": "HFL()",
     "task": {"name": "synthetic", "l2": 1e-4, "checksum": "a"},
-    "timing": "PaperDelays(devices=3, seed=3)",
+    "timing": "PaperDelays(stragglers=0.9, max_delay=10)",
     "seconds": 9.0,
     "rounds": None,
     "evaluate_every": None,
@@ -179,9 +179,16 @@ def test_what_the_seed_decides_may_differ_between_seeds_and_nothing_else() -> No
         **CONFIG,
         "seed": 4,
         "task": {**CONFIG["task"], "checksum": "b"},
-        "timing": "PaperDelays(devices=3, seed=4)",
+        "timing": "PaperDelays(stragglers=0.9, max_delay=10)",
     }
     assert difference(CONFIG, other) is None
     assert difference(CONFIG, {**other, "seed": 3}) == "task checksum 'a' and 'b'"
     assert difference(CONFIG, {**other, "rounds": 5}) == "rounds None and 5"
     assert difference(CONFIG, {**CONFIG, "label": "FedAvg", "algorithm": "FedAvg()"}) is None
+
+
+def test_what_other_versions_wrote_beside_is_left_out(tmp_path: Path) -> None:
+    write(tmp_path, FIRST)
+    row = json.loads((tmp_path / "records.jsonl").read_text())
+    (tmp_path / "records.jsonl").write_text(json.dumps(row | {"wall_seconds": 3.5}) + "\n")
+    assert load(tmp_path).records == (FIRST,)

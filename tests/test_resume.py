@@ -195,6 +195,8 @@ def test_a_second_process_is_kept_out_of_a_folder(tmp_path: Path) -> None:
     run = tmp_path / "a" / "run"
     assert "Another process is writing to" in tried(run)
     assert "Another process is writing to" in tried(run, tmp_path / "a" / "another")
+    assert "Another process is writing to" in tried(run / "deeper")
+    assert "Another process is writing to" in tried(run / "deeper", tmp_path / "c")
     assert tried(tmp_path / "b") == "free\n"
     first.close()  # type: ignore[attr-defined]
     assert tried(run) == "free\n"
@@ -242,3 +244,33 @@ def test_with_no_room_for_records_it_stops_and_can_go_on(
         signal.signal(signal.SIGXFSZ, handler)
     played(broken)
     assert contents(broken) == whole
+
+
+@pytest.mark.parametrize("file", ["records.jsonl", "arrivals.jsonl", "finished.json"])
+def test_a_finished_run_whose_files_have_changed_is_refused(broken: Path, whole: dict[str, bytes], file: str) -> None:
+    played(broken)
+    (broken / file).write_bytes((broken / file).read_bytes() + b"{}\n")
+    with pytest.raises(InputError, match=r"is not what it was when the run ended.*--fresh"):
+        played(broken)
+    for _ in save_all([PLAN], [broken], "cpu", fresh=True):
+        pass
+    assert contents(broken) == whole
+
+
+def test_without_its_model_a_run_has_not_ended(broken: Path, whole: dict[str, bytes]) -> None:
+    played(broken)
+    (broken / "model.safetensors").unlink()
+    played(broken)
+    assert contents(broken) == whole
+
+
+def test_a_full_disk_at_the_start_is_one_line(tmp_path: Path) -> None:
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(InputError, match="Make room"):
+            played(tmp_path / "run")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)

@@ -18,6 +18,8 @@ from hybridfl.protocol import Job, Loss, Update
 from hybridfl.randomness import generator, key
 from hybridfl.timing import Pace, Paces, PaperDelays, Roster, chosen
 
+LEAST_NOTICE = 0.001
+
 
 @dataclass(frozen=True)
 class Deaths:
@@ -100,9 +102,10 @@ class Conditions:
         require_share("interrupted", self.interrupted)
         if self.lost == 1.0:
             raise InputError("lost=1.0: with every job lost, nothing is ever learned. Give a smaller share.")
-        if not 0 <= self.notice < math.inf:
+        if not LEAST_NOTICE <= self.notice < math.inf:
             raise InputError(
-                f"notice={self.notice} must be 0 or more seconds: a loss nobody notices blocks its device."
+                f"notice={self.notice} must be {LEAST_NOTICE} seconds or more, and finite: a loss nobody notices blocks its "
+                "device, and one noticed at once would be followed by the next in the same instant."
             )
 
     def __repr__(self) -> str:

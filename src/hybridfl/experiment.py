@@ -84,6 +84,7 @@ def save_all(
                 saves.files(plan).clear()
         for plan in plans:
             if saves.files(plan).is_finished:
+                saves.files(plan).check_finished()
                 yield plan, load(saves.files(plan).folder).records[-1]
         unfinished = [plan for plan in plans if not saves.files(plan).is_finished]
         events = execute_all(unfinished, place, saves=saves) if ray is None else _on_ray(unfinished, device, ray, saves)

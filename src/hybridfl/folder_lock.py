@@ -35,9 +35,12 @@ def locked(folders: Sequence[Path]) -> Iterator[None]:
         for parent in whole.parents:
             if (parent / LOCK).exists():
                 held.enter_context(_held(parent, fcntl.LOCK_SH))
-        for folder in folders:
-            if folder.resolve() != whole and (folder / LOCK).exists():
-                with _held(folder, fcntl.LOCK_EX):
+        resolved = [folder.resolve() for folder in folders]
+        for inner in sorted(
+            {path for folder in resolved for path in (folder, *folder.parents) if whole in path.parents}
+        ):
+            if (inner / LOCK).exists():
+                with _held(inner, fcntl.LOCK_EX):
                     pass
         yield
 

@@ -58,6 +58,9 @@ class Often:
         return is_due
 
 
+MOST_IDLE_TURNS = 1000
+"""So often may somebody come online and nobody get a job; then all who come are in quarantine."""
+
 NEVER = Often(seconds=math.inf)
 
 
@@ -93,15 +96,19 @@ def play(
     else:
         state, tally, due = savepoint.state, savepoint.tally.copied(), savepoint.due
 
+    idle_turns = 0
     is_due, every = often.clock(state.version), plan.seconds_between_records
     while True:
         try:
             jobs = simulation.jump()
+            if idle_turns == MOST_IDLE_TURNS:
+                raise NobodyLeft
         except NobodyLeft:
             if plan.seconds is None:
                 raise InputError(
                     f"Nobody is left to train: at version {state.version}, {simulation.now:g} s after the start, no device is "
-                    "at work and none will come back. Give the run --seconds to end it, or its fleet fewer deaths."
+                    f"at work and none that may get a job will come back ({len(state.fleet.barred)} are in quarantine). Give "
+                    "the run --seconds to end it, or its fleet fewer deaths."
                 ) from None
             break
         if plan.seconds is not None and simulation.now > plan.seconds:
@@ -114,6 +121,7 @@ def play(
         before = state.version
         state, outbox = algorithm.step(state, inbox)
         tally.count(Moment(inbox, state, outbox))
+        idle_turns = 0 if inbox.devices or outbox.jobs or simulation.in_flight else idle_turns + 1
         is_last = _has_all_rounds(plan, state)
         # Only the instant that makes a version is worth a record: all that arrived has been merged into it.
         if state.version > before and (inbox.now >= due or is_last):

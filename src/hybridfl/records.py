@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +123,7 @@ def setting(config: Config, with_seed: bool) -> dict[str, Any]:
     of_seed = ("train_samples", "test_samples", "checksum")
     return {
         "task": {name: value for name, value in task.items() if name not in of_seed},
-        "timing": re.sub(r"seed=\d+", "", timing),
+        "timing": timing,
         **shared,
     }
 
@@ -163,10 +162,10 @@ def load(folder: Path) -> SavedRun:
     """Read one run's folder; a last line that was cut off in the middle is left out."""
     config = load_config(folder)
     try:
-        records = tuple(Record(**_numbers(row)) for row in _rows(folder / "records.jsonl"))
-        arrivals = tuple(Arrival(**row) for row in _rows(folder / "arrivals.jsonl"))
+        records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / "records.jsonl"))
+        arrivals = tuple(Arrival(**_known(row, Arrival)) for row in _rows(folder / "arrivals.jsonl"))
     except (ValueError, TypeError) as error:
-        raise InputError(f"The records in '{folder}' cannot be read ({error}): remove the folder.") from None
+        raise InputError(f"The records in '{folder}' cannot be read ({error}): give a folder of results.") from None
     return SavedRun(config, records, arrivals)
 
 
@@ -190,6 +189,12 @@ def line_of(row: Record | Arrival) -> str:
 
 def _numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in row.items()}
+
+
+def _known(row: dict[str, Any], kind: type[Record] | type[Arrival]) -> dict[str, Any]:
+    """Without what other versions of hybridfl wrote beside."""
+    names = {field.name for field in fields(kind)}
+    return {name: value for name, value in row.items() if name in names}
 
 
 def _rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -14,7 +14,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from hybridfl.records import Arrival, Config, Record, check_folder, line_of
 
 CHECKPOINTS = "checkpoints"
 FINISHED = "finished.json"
+MODEL = "model.safetensors"
 RUN = "run.json"
 
 Position = Mapping[str, Any]
@@ -51,27 +53,42 @@ class RunFolder:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the run has ended, and its records are as long as they were then."""
+        """Whether the run has ended, and what it left is there."""
+        return (self.folder / FINISHED).exists() and (self.folder / MODEL).exists()
+
+    def check_finished(self) -> None:
+        """Refuse records that are not what they were when the run ended."""
         try:
             said = json.loads((self.folder / FINISHED).read_text())
-            return all(lines.path.stat().st_size == said[lines.path.name]["bytes"] for lines in self._lines)
+            changed = [
+                lines.path
+                for lines in self._lines
+                if _hash(lines.path.read_bytes()).hexdigest() != said[lines.path.name]["checksum"]
+            ]
         except (OSError, ValueError, KeyError, TypeError):
-            return False
+            changed = [self.folder / FINISHED]
+        if changed:
+            raise InputError(
+                f"'{changed[0]}' is not what it was when the run ended: put it back, or run again with --fresh."
+            )
 
     def announce(self) -> None:
         """Say which run this folder is for, before it begins."""
         check_folder(self.folder, self._config)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not self.is_begun:
-            write_aside(self.folder / RUN, (json.dumps(self._config, indent=2) + "\n").encode())
+        with self._said_in_one_line():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if not self.is_begun:
+                write_aside(self.folder / RUN, (json.dumps(self._config, indent=2) + "\n").encode())
 
     def clear(self) -> None:
         """Back to the beginning of the run."""
-        (self.folder / FINISHED).unlink(missing_ok=True)
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
-        write_aside(self.folder / RUN, (json.dumps(self._config, indent=2) + "\n").encode())
-        for lines in self._lines:
-            lines.cut(None)
+        with self._said_in_one_line():
+            write_aside(self.folder / RUN, (json.dumps(self._config, indent=2) + "\n").encode())
+            for path in (self.folder / FINISHED, self.folder / MODEL):
+                path.unlink(missing_ok=True)
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+            for lines in self._lines:
+                lines.cut(None)
 
     def go_on_from(self, positions: Mapping[str, Position]) -> None:
         """Forget what was written after a checkpoint: it will be written again."""
@@ -80,14 +97,9 @@ class RunFolder:
             lines.cut(positions[lines.path.name])
 
     def write(self, record: Record, arrivals: tuple[Arrival, ...]) -> None:
-        try:
+        with self._said_in_one_line():
             self._arrivals.add("".join(map(line_of, arrivals)))
             self._records.add(line_of(record))
-        except OSError as error:
-            raise InputError(
-                f"Cannot write to '{self.folder}' ({error.strerror}): the run has stopped. Make room, then go on with "
-                f"`hybridfl resume {self.folder}`."
-            ) from None
 
     def positions(self) -> dict[str, Position]:
         """How far the files are, and that for certain: what a checkpoint builds on must be on the disk before it."""
@@ -95,16 +107,21 @@ class RunFolder:
 
     def finish(self, parameters: Mapping[str, Tensor], wall_seconds: float) -> None:
         """The run has ended: keep its weights, and no checkpoints."""
-        try:
-            write_aside(self.folder / "model.safetensors", save({k: v.contiguous() for k, v in parameters.items()}))
+        with self._said_in_one_line():
+            write_aside(self.folder / MODEL, save({k: v.contiguous() for k, v in parameters.items()}))
             said = {**self.positions(), "wall_seconds": round(wall_seconds, 3)}
             write_aside(self.folder / FINISHED, (json.dumps(said, indent=2) + "\n").encode())
+        shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    @contextmanager
+    def _said_in_one_line(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise InputError(
-                f"Cannot write to '{self.folder}' ({error.strerror}): make room, then end the run with "
+                f"Cannot write to '{self.folder}' ({error.strerror}): the run has stopped. Make room, then go on with "
                 f"`hybridfl resume {self.folder}`."
             ) from None
-        shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     @property
     def _lines(self) -> tuple[Lines, Lines]:

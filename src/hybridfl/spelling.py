@@ -131,7 +131,7 @@ def read_guard(text: str) -> Guard | None:
     """`on`, `off`, or a guard as it prints."""
     if text in ("off", "None"):
         return None
-    guard: Guard = _read(text, {"on": Guard, "Guard": Guard}, "guard", {})
+    guard: Guard = _read(text, {"on": Guard, "off": Guard, "Guard": Guard}, "guard", {})
     return guard
 
 

@@ -15,7 +15,7 @@ from hybridfl.records import Arrival, Record
 from hybridfl.run import Moment
 
 MOST_IN_VAIN = 1000
-"""So many jobs with no use one after the other, and a run is given up: it would never make another version."""
+"""So many instants at which jobs ended, and all in vain, and a run is given up: it would never make another version."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class Tally:
     forgotten: int = 0
     barred: int = 0
     in_vain: int = 0
-    """Jobs with no use since the last useful one."""
+    """Instants at which jobs ended since one at which an update was merged."""
     arrivals: list[Arrival] = field(default_factory=list)
     recorded_seconds: float = 0.0
 
@@ -74,19 +74,21 @@ class Tally:
             self.merged += receipt.is_merged
             self.discarded += receipt.discarded is not None
             self.refused += receipt.refused is not None
-            self.in_vain = 0 if receipt.is_merged else self.in_vain + 1
         for lost in moment.inbox.lost:
             job = lost.job
             staleness = version - job.version
             self.arrivals.append(Arrival(job.device, job.version, job.sent_at, now, staleness, lost=lost.reason))
             self.lost += 1
+        if any(receipt.is_merged for receipt in moment.outbox.receipts):
+            self.in_vain = 0
+        elif moment.inbox.devices:
             self.in_vain += 1
         if self.in_vain >= MOST_IN_VAIN:
             last = self.arrivals[-1]
             reason = last.discarded or last.refused or last.lost
             raise InputError(
-                f"The last {self.in_vain} jobs were all in vain, the last one as '{reason}', so no version will ever be "
-                "made: give devices more time, or fewer faults."
+                f"{self.in_vain} times in a row all that came was in vain, the last time as '{reason}', so no version will "
+                "ever be made: give devices more time, or fewer faults."
             )
         self.received += len(moment.inbox.updates)
         self.sent += len(moment.outbox.jobs)

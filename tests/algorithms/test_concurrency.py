@@ -83,3 +83,13 @@ def test_bad_numbers_are_refused(make: Any) -> None:
         make(concurrency=0)
     with pytest.raises(InputError, match="11 participants a round, but the fleet has 10"):
         make(concurrency=11).init(vector(1.0), FLEET)
+
+
+@pytest.mark.parametrize("algorithm", [FedAsync(), FedBuff(buffer=1), FedAsync(concurrency=2)])
+def test_who_comes_back_is_not_kept_waiting_by_a_slow_device(algorithm: Algorithm[Any]) -> None:
+    fleet = replace(fleet_of(1, 1), online=lambda devices, now: (devices == 1) | (now >= 50.0))
+    simulation = Simulation(fleet, Towards(), lambda job: 1000.0 if job.device else 1.0, lambda now: 50.0)
+    for moment in run(algorithm, simulation, *algorithm.init(vector(1.0), fleet)):
+        if moment.outbox.jobs:
+            break
+    assert moment.inbox.now == pytest.approx(50.0, abs=1.01)

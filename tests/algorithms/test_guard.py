@@ -15,7 +15,7 @@ from hybridfl.algorithms.guard import Guard, Guarded, GuardedState
 from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.sampling import Everyone, Uniform
 from hybridfl.errors import InputError
-from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Update
+from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Update, Work
 
 LOCAL = FullWork(epochs=2, batch_size=4, learning_rate=ConstantRate(0.1))
 FLEET = fleet_of(*[10] * 8)  # two epochs of ⌈10/4⌉ = 3 steps make 6
@@ -194,3 +194,45 @@ def test_a_guard_of_a_sampled_algorithm_draws_past_the_barred() -> None:
 def test_bad_numbers_are_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=next(iter(bad))):
         Guard(**bad)
+
+
+def forged(update: Update, **job: Any) -> Update:
+    return replace(update, job=replace(update.job, **job))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        {"weights": vector(1e8, 1e8)},
+        {"weights": torch.zeros(7)},
+        {"work": Work(2, 4, 1e6)},
+        {"work": Work(10**6, 1, 0.1)},
+    ],
+    ids=["base", "shape of the base", "rate", "epochs"],
+)
+def test_what_an_answer_says_of_its_own_job_is_not_believed(what: dict[str, Any]) -> None:
+    algorithm, state, outbox = begun()
+    good = [honest(job, 1.0, 0.0) for job in outbox.jobs[:-1]]
+    bad = replace(honest(outbox.jobs[-1], 1e6, 1e6), num_steps=MOST_STEPS)
+    state, outbox = algorithm.step(state, Inbox(1.0, (*good, forged(bad, **what))))
+    assert outbox.receipts[-1].refused == "too long"
+    assert_close(state.weights, vector(1.0, 0.0))
+
+
+def test_a_loss_that_is_told_twice_frees_its_device_once() -> None:
+    algorithm = Guarded(FedAsync(local=LOCAL))
+    state, outbox = algorithm.init(vector(0.0, 0.0), FLEET)
+    old = outbox.jobs[2]
+    state, outbox = algorithm.step(state, Inbox(1.0, lost=lost(old)))
+    assert [job.device for job in outbox.jobs] == [2]
+    state, outbox = algorithm.step(state, Inbox(2.0, lost=lost(old)))
+    assert outbox.jobs == ()
+
+
+def test_what_was_refused_does_not_move_the_median() -> None:
+    algorithm = Guarded(FedAsync(alpha=0.1, local=LOCAL), Guard(norm=3.0, quarantine=None))
+    state, outbox = algorithm.init(vector(0.0), fleet_of(10))
+    for now, size in enumerate([1.0] * 6 + [50.0] * 20, start=1):
+        state, outbox = algorithm.step(state, Inbox(float(now), (honest(outbox.jobs[0], size),)))
+        assert (outbox.receipts[0].refused == "too long") is (size > 1)
+    assert len(state.norms) == 6

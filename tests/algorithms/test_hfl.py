@@ -137,15 +137,60 @@ def test_a_deadline_without_arrivals_makes_no_version() -> None:
     assert (state.version, outbox.jobs, outbox.wake_at) == (0, (), 4.0)
 
 
-def test_a_lost_job_frees_its_device_at_the_next_closing() -> None:
-    algorithm = HFL(stragglers=ONE_SLOW)
-    state, outbox = algorithm.init(vector(0.0), FLEET)
-    jobs = outbox.jobs
-    state, outbox = algorithm.step(state, Inbox(0.5, lost=lost(jobs[0], jobs[2])))
-    assert outbox.jobs == ()
-    state, outbox = algorithm.step(state, arrivals(1.0, answer(jobs[1], 1.0)))
-    assert state.version == 1
-    assert [job.device for job in outbox.jobs] == [0, 1, 2]
+def test_a_lost_job_frees_its_device_at_the_next_closing_or_at_once_where_there_is_no_deadline() -> None:
+    for deadline, at_once in ((None, [0, 2]), (4.0, [])):
+        algorithm = HFL(stragglers=ONE_SLOW, round_seconds=deadline)
+        state, outbox = algorithm.init(vector(0.0), FLEET)
+        jobs = outbox.jobs
+        state, outbox = algorithm.step(state, Inbox(0.5, lost=lost(jobs[0], jobs[2])))
+        assert [(job.device, job.version) for job in outbox.jobs] == [(device, 0) for device in at_once]
+        state, outbox = algorithm.step(state, arrivals(4.0, answer(jobs[1], 1.0)))
+        assert (state.version, 1 in [job.device for job in outbox.jobs]) == ((1, True) if deadline else (0, False))
+
+
+def test_who_is_free_gets_a_job_although_nobody_answers() -> None:
+    """One fast device that loses every other job, two that take for ever: rounds are made of the fast one's answers."""
+
+    def timing(job: Job) -> float | Loss:
+        if job.device:
+            return 1000.0
+        return Loss(2.0, "lost on the way") if round(job.sent_at) % 2 else 1.0
+
+    fleet = fleet_of(1, 1, 1)
+    versions = 0
+    for moment in run(HFL(), Simulation(fleet, Towards(), timing), *HFL().init(vector(1.0), fleet)):
+        versions = moment.state.version
+        if moment.inbox.now > 300:
+            break
+    assert versions > 60
+
+
+def test_the_pace_is_that_of_the_living() -> None:
+    """The fastest tenth dies; rounds take the pace of those who are left, and wait for them."""
+    fleet = replace(fleet_of(*[1] * 20), online=lambda devices, now: (devices > 1) | (now < 10.0))
+
+    def timing(job: Job) -> float | Loss:
+        if job.device < 2:
+            return Loss(2.0, "died") if job.sent_at > 8 else 1.0
+        return 5.0
+
+    for moment in run(HFL(), Simulation(fleet, Towards(), timing), *HFL().init(vector(1.0), fleet)):
+        if moment.inbox.now > 100:
+            break
+    assert moment.state.round_ends_at - moment.state.round_started_at == pytest.approx(7.5)
+    assert moment.state.has_kernel
+
+
+def test_what_a_bounded_memory_forgets_is_said_once() -> None:
+    algorithm, fleet = HFL(Memory(most=2), local=CONSTANT, participants=Uniform(2)), fleet_of(*[1] * 12)
+    told, seen = 0, set()
+    for moment in run(algorithm, Simulation(fleet, Towards(), lambda job: 1.0), *algorithm.init(vector(1.0), fleet)):
+        told += moment.outbox.forgotten
+        seen |= {update.job.device for update in moment.inbox.updates}
+        assert told == algorithm.merge.forgotten(moment.state.memory)
+        if moment.inbox.now > 20:
+            break
+    assert told >= len(seen) - 2 > 5
 
 
 def test_if_all_is_lost_everyone_starts_again() -> None:

@@ -57,6 +57,15 @@ def test_durations_have_entries_for_those_who_got_a_job_only() -> None:
     assert Learned(fastest=0.1).round_seconds(Durations()) == math.inf
 
 
+def test_who_lost_a_job_has_no_part_in_the_pace() -> None:
+    """Of 20 devices one takes 1 s, ten are never heard from, nine take 4 s. A tenth of 20 are 2, of the ten left, 1."""
+    seconds = np.array([1.0] + [math.inf] * 10 + [4.0] * 9)
+    durations, judge = Durations(np.arange(20), seconds), Learned(fastest=0.1, slack=1.5)
+    assert judge.round_seconds(durations) == 6.0
+    assert judge.round_seconds(durations.without(range(1, 11))) == 1.5
+    assert durations.without([]) is durations
+
+
 def test_before_anything_is_known_everyone_is_normal_and_a_round_has_no_end() -> None:
     judge = Learned()
     assert judge.round_seconds(UNKNOWN) == math.inf

@@ -17,6 +17,17 @@ class Crew:
     draws: int = 0
 
 
+LOOK_AGAIN = 1.0
+"""Seconds after which the server looks again for somebody who was not there when it was their turn."""
+
+
+def wake_at(crew: Crew, fleet: Fleet, concurrency: int | None, now: float) -> float | None:
+    """When to look again, if somebody is missing. With nobody at all at work, the transport waits for whoever comes."""
+    at_work = len(fleet) - len(crew.away) if concurrency is None else len(crew.busy)
+    wanted = len(fleet) if concurrency is None else concurrency
+    return now + LOOK_AGAIN if 0 < at_work < wanted else None
+
+
 def first_crew(fleet: Fleet, concurrency: int | None) -> tuple[Crew, list[int]]:
     """Who begins."""
     everyone = Crew(away=frozenset(range(len(fleet)))) if concurrency is None else Crew()

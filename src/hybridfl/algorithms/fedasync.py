@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew
+from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew, wake_at
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
 from hybridfl.errors import require_positive, require_share
@@ -46,7 +46,9 @@ class FedAsync:
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedAsyncState, Outbox]:
         crew, devices = first_crew(fleet, self.concurrency)
-        return FedAsyncState(0, weights, fleet, crew), Outbox(jobs_for(devices, self.local, 0, weights, fleet, now=0.0))
+        return FedAsyncState(0, weights, fleet, crew), Outbox(
+            jobs_for(devices, self.local, 0, weights, fleet, now=0.0), wake_at(crew, fleet, self.concurrency, 0.0)
+        )
 
     def step(self, state: FedAsyncState, inbox: Inbox) -> tuple[FedAsyncState, Outbox]:
         version, weights, receipts = state.version, state.weights, []
@@ -58,4 +60,6 @@ class FedAsync:
             receipts.append(Receipt(staleness))
         crew, devices = next_crew(state.crew, state.fleet, self.concurrency, inbox.devices, inbox.now)
         jobs = jobs_for(devices, self.local, version, weights, state.fleet, inbox.now)
-        return FedAsyncState(version, weights, state.fleet, crew), Outbox(jobs, receipts=tuple(receipts))
+        return FedAsyncState(version, weights, state.fleet, crew), Outbox(
+            jobs, wake_at(crew, state.fleet, self.concurrency, inbox.now), tuple(receipts)
+        )

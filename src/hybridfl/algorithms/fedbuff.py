@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hybridfl.algorithms.averages import Average, Mean
-from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew
+from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew, wake_at
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
 from hybridfl.errors import require_positive
@@ -54,7 +54,7 @@ class FedBuff:
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedBuffState, Outbox]:
         crew, devices = first_crew(fleet, self.concurrency)
         state = FedBuffState(0, weights, fleet, crew)
-        return state, Outbox(self._jobs(state, devices, now=0.0))
+        return state, Outbox(self._jobs(state, devices, now=0.0), wake_at(crew, fleet, self.concurrency, 0.0))
 
     def step(self, state: FedBuffState, inbox: Inbox) -> tuple[FedBuffState, Outbox]:
         receipts = []
@@ -70,7 +70,8 @@ class FedBuff:
                 state = self._merged(state)
         crew, devices = next_crew(state.crew, state.fleet, self.concurrency, inbox.devices, inbox.now)
         state = replace(state, crew=crew)
-        return state, Outbox(self._jobs(state, devices, inbox.now), receipts=tuple(receipts))
+        look_again = wake_at(crew, state.fleet, self.concurrency, inbox.now)
+        return state, Outbox(self._jobs(state, devices, inbox.now), look_again, tuple(receipts))
 
     def _merged(self, state: FedBuffState) -> FedBuffState:
         alike, rates = (

@@ -32,9 +32,9 @@ class Guard:
     Δ: the device's step, η: its learning rate, k: the number of local steps it says it took. Divided by η·k, devices with much
     data and with little, early and late ones, can be compared: it is the length of the mean gradient.
 
-    For the algorithm a refused update is a lost job: its device is free again. A device refused `quarantine` times in a row
-    gets no more jobs, nor does one that says it holds no samples, or more than `samples` × the fleet's median. None
-    switches the check off.
+    For the algorithm a refused update is a lost job: its device is free again. A device whose answers to its jobs are
+    refused `quarantine` times in a row gets no more jobs, nor does one that says it holds no samples, or more than `samples` ×
+    the fleet's median. None: no bound.
     """
 
     norm: float | None = 10.0
@@ -93,29 +93,32 @@ class Guarded:
         return GuardedState(inner, {_name(job): job for job in outbox.jobs}), outbox
 
     def step(self, state: GuardedState, inbox: Inbox) -> tuple[GuardedState, Outbox]:
-        reasons, norms = self._judge(state, inbox.updates)
-        good = [update for update, reason in zip(inbox.updates, reasons, strict=True) if reason is None]
-        refused = {_name(u.job): r for u, r in zip(inbox.updates, reasons, strict=True) if r is not None}
+        # Nothing an answer says of its own job is believed: it is judged, and merged, by the job that was sent.
+        updates = [replace(update, job=state.jobs.get(_name(update.job), update.job)) for update in inbox.updates]
+        losses = [lost for lost in inbox.lost if _name(lost.job) in state.jobs]
+        reasons, norms = self._judge(state, updates)
+        good = [update for update, reason in zip(updates, reasons, strict=True) if reason is None]
+        refused = {_name(u.job): r for u, r in zip(updates, reasons, strict=True) if r is not None}
         answered = {_name(update.job) for update in good}
-        given_up = [Lost(state.jobs[name], refused[name]) for name in refused.keys() & state.jobs.keys() - answered]
+        given_up = [Lost(state.jobs[name], refused[name]) for name in (refused.keys() & state.jobs.keys()) - answered]
         state = self._with_strikes(state, good, [lost.job for lost in given_up])
 
         inner, outbox = self.algorithm.step(
             state.inner,
             Inbox(
                 inbox.now,
-                tuple(replace(update, job=state.jobs[_name(update.job)]) for update in good),
-                tuple(sorted((*inbox.lost, *given_up), key=lambda lost: lost.job.device)),
+                tuple(good),
+                tuple(sorted((*losses, *given_up), key=lambda lost: lost.job.device)),
             ),
         )
         ended = {_name(update.job): "answered already" for update in good} | {
-            _name(lost.job): "given up" for lost in (*inbox.lost, *given_up)
+            _name(lost.job): "given up" for lost in (*losses, *given_up)
         }
         jobs = {name: job for name, job in state.jobs.items() if name not in ended}
         jobs |= {_name(job): job for job in outbox.jobs}
         past = dict(list((dict(state.past) | ended).items())[-PAST_JOBS:])
         after = replace(state, inner=inner, jobs=jobs, past=past, norms=(state.norms + norms)[-self.guard.history :])
-        return after, replace(outbox, receipts=_receipts(state.version, inbox.updates, reasons, outbox.receipts))
+        return after, replace(outbox, receipts=_receipts(state.version, updates, reasons, outbox.receipts))
 
     def _judge(self, state: GuardedState, updates: Sequence[Update]) -> tuple[list[str | None], tuple[float, ...]]:
         """What is wrong with each update, None if nothing, and the norms of the good ones."""

@@ -68,7 +68,7 @@ class HFL:
 
     Late work is merged at the next closing and never discarded. Every device that answered gets the new version at
     the closing or, with `participants=Uniform(K)`, K devices drawn from all that have no job. A version is made of something
-    new: a deadline that passes with no arrival starts the wait again.
+    new: a deadline that passes with no arrival starts the wait again, and whoever is free gets the same version.
 
     "Stragglers Are Not Disaster: A Hybrid Federated Learning Algorithm with Delayed Gradients". The paper's own merge rule
     is `HFL.as_printed()`; docs/reading-of-the-paper.md says where and why the default differs.
@@ -106,10 +106,10 @@ class HFL:
         return self._open_round(HFLState(0, weights, fleet, self.merge.start()), now=0.0)
 
     def step(self, state: HFLState, inbox: Inbox) -> tuple[HFLState, Outbox]:
-        back = inbox.devices
+        back, lost = inbox.devices, [each.job.device for each in inbox.lost]
         state = replace(
             state,
-            durations=self.stragglers.observe(state.durations, inbox.updates, inbox.now),
+            durations=self.stragglers.observe(state.durations.without(lost), inbox.updates, inbox.now),
             waiting=state.waiting + inbox.updates,
             awaited=state.awaited - back,
             busy=state.busy - back,
@@ -121,15 +121,16 @@ class HFL:
             state = replace(state, round_ends_at=state.round_started_at + self._round_seconds(state))
         # With neither a normal device at work nor a deadline, the next answer is all there is to wait for.
         waits_for_kernel = state.has_kernel or state.round_ends_at == math.inf
-        complete = not state.busy or (waits_for_kernel and not state.awaited)
-        if state.waiting and (complete or inbox.now >= state.round_ends_at):
+        closes = not state.busy or (waits_for_kernel and not state.awaited) or inbox.now >= state.round_ends_at
+        if closes:
+            state = replace(state, missed=state.missed | state.awaited)
+        if closes and state.waiting:
             merged = self._merged(state)
             forgotten = self.merge.forgotten(merged.memory) - self.merge.forgotten(state.memory)
             return self._open_round(merged, inbox.now, receipts, forgotten)
-        if not state.busy:
+        if closes or (lost and state.round_ends_at == math.inf):
+            # Nothing to make a version of, or no deadline to wait for: who is free gets this version again.
             return self._open_round(state, inbox.now, receipts)
-        if inbox.now >= state.round_ends_at:
-            state = replace(state, round_started_at=inbox.now, round_ends_at=inbox.now + self._round_seconds(state))
         return state, Outbox(wake_at=_wake_at(state.round_ends_at), receipts=receipts)
 
     def _merged(self, state: HFLState) -> HFLState:
@@ -149,7 +150,6 @@ class HFL:
             round_number=state.round_number + 1,
             round_started_at=now,
             busy=state.busy.union(chosen),
-            missed=state.missed | state.awaited,
         )
         seconds = self._round_seconds(state)
         busy = np.array(sorted(state.busy), dtype=np.int64)

@@ -36,6 +36,13 @@ class Durations:
         places = np.searchsorted(self.devices, new)
         return Durations(np.insert(self.devices, places, new), np.insert(self.seconds, places, np.inf))
 
+    def without(self, devices: Sequence[int]) -> Durations:
+        """None for these: who lost a job may be gone, and is judged anew when it answers again."""
+        if not devices:
+            return self
+        kept = ~np.isin(self.devices, devices)
+        return Durations(self.devices[kept], self.seconds[kept])
+
     def of(self, devices: NDArray[np.int64]) -> NDArray[np.float64]:
         """The seconds of devices that have an entry."""
         known: NDArray[np.float64] = self.seconds[np.searchsorted(self.devices, devices)]
