@@ -82,6 +82,7 @@ def test_fleets_by_name_as_a_pace_and_in_full() -> None:
     assert read_fleet("paper(0.5, 20)") == PaperDelays(0.5, 20)
     assert read_fleet("day_night(on=0.25)") == FLEETS["day-night"](on=0.25)
     assert read_fleet("PerDevice((1, 2.5))") == PerDevice((1.0, 2.5))
+    assert read_fleet(repr(PerDevice((1.0, math.inf)))) == PerDevice((1.0, math.inf))
     assert read_fleet("Drawn(Pareto(cap=50))") == Drawn(Pareto(cap=50.0))
     full = "Drawn(Zipf()), jitter=None, availability=OnOff(10, 5), deaths=Deaths(0.5), hostile=Hostile(0.1, Noise())"
     assert read_fleet(f"Conditions({full})") == Conditions(

@@ -26,11 +26,12 @@ def list_all() -> None:
     from hybridfl.fleets import FLEETS
     from hybridfl.spelling import spelled
 
-    table = Table("Fleet", "Jobs, short to long", "Median", "Longest", "What it is", box=None, pad_edge=False)
+    table = Table("Fleet", "Jobs, short to long", "What it is", box=None, pad_edge=False)
     for name, make in FLEETS.items():
         seconds = job_seconds(drawn_up(make(), 100, 0), 100, 200.0)
-        what = f"{(make.__doc__ or '').strip()}\n[dim]{spelled(name, make)}[/dim]"
-        table.add_row(name, histogram(seconds), f"{np.median(seconds):.1f} s", f"{seconds.max():.1f} s", what)
+        what = f"{(make.__doc__ or '').strip()}\n[dim]{spelled(name, make)}[/dim]\n"
+        jobs = f"{histogram(seconds, 20)}\nmedian {np.median(seconds):.1f}, up to {seconds.max():.1f} s"
+        table.add_row(name, jobs, what)
     Console().print(table)
     typer.echo("\nUse one with `hybridfl run --fleet NAME`, look at it with `hybridfl fleet show NAME`.")
 

@@ -217,9 +217,9 @@ def _value(where: str, node: ast.expr, annotation: Any) -> Any:
     parts = tuple(part for kind in allowed if kind in PARTS for part in PARTS[kind])
     if parts and not (types.NoneType in allowed and isinstance(node, ast.Constant) and node.value is None):
         return _part(where, node, parts)
-    value = _literal(where, node)
     if typing.get_origin(annotation) is tuple:
-        return _numbers(where, node, value)
+        return _numbers(where, node)
+    value = _literal(where, node)
     if isinstance(value, int) and not isinstance(value, bool) and float in allowed:
         value = float(value)
     if not any(type(value) is kind for kind in allowed):
@@ -228,10 +228,12 @@ def _value(where: str, node: ast.expr, annotation: Any) -> Any:
     return value
 
 
-def _numbers(where: str, node: ast.expr, value: object) -> tuple[float, ...]:
-    if not isinstance(value, tuple | list) or not all(type(each) in (int, float) for each in value):
+def _numbers(where: str, node: ast.expr) -> tuple[float, ...]:
+    values = [_literal(where, each) for each in node.elts] if isinstance(node, ast.Tuple | ast.List) else [None]
+    numbers = tuple(float(each) for each in values if isinstance(each, int | float) and not isinstance(each, bool))
+    if len(numbers) != len(values):
         raise InputError(f"{where} wants numbers in parentheses, not {ast.unparse(node)}.")
-    return tuple(float(each) for each in value)
+    return numbers
 
 
 def _part(where: str, node: ast.expr, parts: Iterable[type]) -> Any:

@@ -138,6 +138,5 @@ def drawn(fleet: Fleet, number: int, busy: frozenset[int], count: int, now: floa
 def _check_count(fleet: Fleet, count: int) -> None:
     if count > len(fleet):
         raise InputError(
-            f"{count} participants a round, but the fleet has {len(fleet)} devices: ask for fewer, "
-            f"for example participants=Uniform({len(fleet)})."
+            f"{count} participants a round, but the fleet has {len(fleet)} devices: ask for {len(fleet)} at most."
         )
