@@ -166,11 +166,8 @@ class FleetTiming:
         starts_at = sent_at if self._joins is None else max(sent_at, float(self._joins[device]))
         done_at, away_at = finish(self._calendar, device, starts_at, seconds)
         died_at = math.inf if self._deaths is None else float(self._deaths[device])
-        if done_at >= died_at and died_at <= away_at:
-            return Loss(max(died_at - sent_at, 0.0) + notice, "died")
-        if away_at < done_at and (
-            done_at == math.inf or self._drawn("interrupted", job) < self._conditions.interrupted
-        ):
+        goes_away = away_at < min(done_at, died_at)
+        if goes_away and (done_at == math.inf or self._drawn("interrupted", job) < self._conditions.interrupted):
             return Loss(max(away_at - sent_at, 0.0) + notice, "went away")
         if done_at >= died_at:
             return Loss(max(died_at - sent_at, 0.0) + notice, "died")

@@ -139,8 +139,8 @@ def _merge(old: Remembered, new: Remembered, most: int | None) -> Remembered:
     """`new` rows replace their devices' old ones, or those of devices forgotten for them; the rest come at the end.
 
     All others stay in their rows: a sum in another order has other bits. The old memory stays as it was, since a state may be
-    gone on from again, and that takes a copy: 75 of a closing's 118 ms for 100,000 devices of 610 weights on a CPU, mostly
-    the system's for fresh pages. With large ones (THP_MEM_ALLOC_ENABLE=1 before PyTorch is loaded) it is 21 of 59 ms.
+    gone on from again, and that takes a copy: with very many devices more than half of a closing, mostly the system's for
+    fresh pages (fewer with THP_MEM_ALLOC_ENABLE=1 set before PyTorch is loaded).
     """
     places, freed = _places(old, new.devices, most)
     more = len(new) - int((places < len(old)).sum())
