@@ -41,6 +41,7 @@ DISCARDED = Arrival(device=7, version=0, sent_at=0.5, arrived_at=2.5, staleness=
 
 
 def write(folder: Path, *records: Record, config: Config = CONFIG) -> None:
+    check_folder(folder, config)
     files = RunFolder(folder, config)
     files.announce()
     files.clear()

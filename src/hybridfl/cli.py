@@ -14,6 +14,27 @@ import typer
 
 from hybridfl import cli_data, cli_fleet
 from hybridfl.cli_data import DataDirOption
+from hybridfl.cli_options import (
+    BatchOption,
+    CheckpointOption,
+    ClipOption,
+    DeviceOption,
+    DevicesOption,
+    EpochsOption,
+    EveryOption,
+    FleetOption,
+    FreshOption,
+    GuardOption,
+    MaxDelayOption,
+    QuietOption,
+    RateOption,
+    RayOption,
+    RoundsOption,
+    ScheduleOption,
+    SecondsOption,
+    StragglersOption,
+    TaskOption,
+)
 from hybridfl.errors import InputError, nearest
 
 if TYPE_CHECKING:
@@ -61,111 +82,6 @@ def _options(
 
 ALL = "hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff"
 
-TaskOption = Annotated[
-    str,
-    typer.Option(
-        "--task",
-        help="What is learned: synthetic, 'synthetic(0, 0)', fashion-mnist, 'mnist(Dirichlet(0.1))', shakespeare, sent140, …",
-        rich_help_panel="Task",
-    ),
-]
-DevicesOption = Annotated[int, typer.Option(help="Devices in the fleet.", rich_help_panel="Fleet")]
-FleetOption = Annotated[
-    str,
-    typer.Option(
-        "--fleet",
-        help="How its devices behave: one of `hybridfl fleet list`, or written as it prints: 'phones(sigma=0.6)', "
-        "'Conditions(Drawn(Pareto()), lost=0.05)'.",
-        rich_help_panel="Fleet",
-    ),
-]
-StragglersOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Of the fleet 'paper': share of the devices that are slow, 0 to 1. (default: 0.9)",
-        rich_help_panel="Fleet",
-        show_default=False,
-    ),
-]
-MaxDelayOption = Annotated[
-    int | None,
-    typer.Option(
-        help="Of the fleet 'paper': a slow device takes 1 + τ s, τ uniform in 1..this; others take 1 s. (default: 10)",
-        rich_help_panel="Fleet",
-        show_default=False,
-    ),
-]
-GuardOption = Annotated[
-    str,
-    typer.Option(
-        "--guard",
-        help="Refuse bad updates: off, on, or written as it prints: 'Guard(norm=10, quarantine=5)'.",
-        rich_help_panel="Fleet",
-    ),
-]
-CheckpointOption = Annotated[
-    int | None,
-    typer.Option(
-        "--checkpoint-every",
-        help="Versions between two checkpoints. (default: at most one checkpoint a minute)",
-        rich_help_panel="Machine",
-        show_default=False,
-    ),
-]
-FreshOption = Annotated[
-    bool,
-    typer.Option(
-        "--fresh",
-        help="Begin anew where a run was interrupted or has ended, instead of going on.",
-        rich_help_panel="Machine",
-    ),
-]
-SecondsOption = Annotated[
-    float | None, typer.Option(help="Virtual seconds to run.", rich_help_panel="Budget", show_default=False)
-]
-RoundsOption = Annotated[
-    int | None, typer.Option(help="Versions of the joint model to make.", rich_help_panel="Budget", show_default=False)
-]
-EveryOption = Annotated[
-    float | None,
-    typer.Option(
-        help="Virtual seconds between evaluations. (default: --seconds / 200)",
-        rich_help_panel="Budget",
-        show_default=False,
-    ),
-]
-EpochsOption = Annotated[int, typer.Option(help="Local epochs of a job.", rich_help_panel="Local work")]
-BatchOption = Annotated[int, typer.Option(help="Samples in a minibatch.", rich_help_panel="Local work")]
-RateOption = Annotated[float, typer.Option(help="Learning rate of version 0.", rich_help_panel="Local work")]
-ScheduleOption = Annotated[
-    str,
-    typer.Option(
-        help="How the rate falls with the version t: inverse (1/(1+t)), sqrt (1/√(1+t)), constant.",
-        rich_help_panel="Local work",
-    ),
-]
-ClipOption = Annotated[
-    float,
-    typer.Option(
-        help="Longest gradient of a step; longer ones are shortened to it.",
-        rich_help_panel="Local work",
-        show_default="no limit",
-    ),
-]
-DeviceOption = Annotated[
-    str, typer.Option(help="Where to compute: cpu, cuda, or auto: a GPU if there is one.", rich_help_panel="Machine")
-]
-RayOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        help="Spread the work over a Ray cluster: its address, or auto: the one of this machine, else a new one.",
-        rich_help_panel="Machine",
-        show_default=False,
-    ),
-]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress display, no table.")]
-
 
 @app.command(
     epilog=_examples(
@@ -209,8 +125,6 @@ def run(
 ) -> None:
     """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
     from hybridfl.comparison import Comparison, slug
-    from hybridfl.engines import device_named
-    from hybridfl.records import check_folder
     from hybridfl.spelling import read_algorithm, read_guard, read_task
 
     local = _local_work(epochs, batch_size, learning_rate, schedule, clip)
@@ -230,10 +144,7 @@ def run(
     )
     (plan,) = comparison.runs()
     folder = out or Path("results") / slug(f"{plan.task.name}-{plan.name}-seed-{seed}")
-    plan.check()
-    check_folder(folder, plan.config())
     _print_notes(plan.task, quiet)
-    device_named(device)
     _play([plan], [folder], folder, device, ray, checkpoint_every, fresh, quiet)
 
 
@@ -306,7 +217,6 @@ def compare(
     They get equal virtual time (--seconds, 200 by default) or equal rounds (--rounds).
     """
     from hybridfl.comparison import Comparison, check_out, folder_of, slug
-    from hybridfl.engines import device_named
     from hybridfl.errors import require_share
     from hybridfl.experiment import save_all
     from hybridfl.plan import Stage
@@ -335,17 +245,15 @@ def compare(
     )
     runs = list(comparison.runs())
     folder = out or Path("results") / slug(f"compare-{runs[0].task.name}")
-    for plan in runs:
-        plan.check()
+    folders = [folder_of(folder, plan) for plan in runs]
+    records = save_all(runs, folders, device, ray, checkpoint_every, fresh)
     check_out(folder, runs)
     _print_notes(runs[0].task, quiet or as_json)
-    device_named(device)
-    interrupted = False
-    folders = [folder_of(folder, plan) for plan in runs]
     _say_what_has_ended(runs, folders, fresh or quiet or as_json)
+    interrupted = False
     with RunsDisplay(runs, quiet) as display:
         try:
-            for plan, record in save_all(runs, folders, device, ray, checkpoint_every, fresh):
+            for plan, record in records:
                 display.show(plan, record)
         except KeyboardInterrupt:
             interrupted = True
@@ -484,18 +392,17 @@ def _play(
     quiet: bool,
 ) -> None:
     """Play runs into their folders, show how far they are, and say how each has ended."""
-    from hybridfl.engines import device_named
     from hybridfl.experiment import save_all
     from hybridfl.progress import RunsDisplay
 
-    device_named(device)
+    records = save_all(plans, folders, device, ray, checkpoint_every, fresh)
     _say_what_has_ended(plans, folders, fresh or quiet)
     latest: dict[int, Record] = {}
     interrupted = False
     started = time.perf_counter()
     with RunsDisplay(plans, quiet) as display:
         try:
-            for plan, record in save_all(plans, folders, device, ray, checkpoint_every, fresh):
+            for plan, record in records:
                 latest[id(plan)] = record
                 display.show(plan, record)
         except KeyboardInterrupt:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,7 @@ def save_all(
     checkpoint_every: int | None = None,
     fresh: bool = False,
 ) -> Iterator[tuple[Run, Record]]:
-    """Play runs together, writing each one's folder as it goes; if one could not start, nothing is written.
+    """Play runs together, writing each one's folder as it goes. A run that could not start is an error now, not later.
 
     A run that has ended in its folder is not run again (its last record is all that is yielded), one that was interrupted
     goes on from its last checkpoint; with `fresh`, all begin anew.
@@ -74,9 +74,23 @@ def save_all(
     """
     place = device_named(device) if ray is None else CPU
     saves = FolderSaves(plans, folders, place, Often(checkpoint_every))
-    for plan in plans:
+    for plan, folder in zip(plans, folders, strict=True):
         plan.check()
-        check_folder(saves.files(plan).folder, plan.config())
+        check_folder(folder, plan.config())
+
+    def play(left: Sequence[Run]) -> Iterator[tuple[Run, Event]]:
+        return execute_all(left, place, saves=saves) if ray is None else _on_ray(left, device, ray, saves)
+
+    return _saved(plans, folders, saves, play, fresh)
+
+
+def _saved(
+    plans: Sequence[Run],
+    folders: Sequence[Path],
+    saves: FolderSaves,
+    play: Callable[[Sequence[Run]], Iterator[tuple[Run, Event]]],
+    fresh: bool,
+) -> Iterator[tuple[Run, Record]]:
     with locked(folders):
         for plan in plans:
             saves.files(plan).announce()
@@ -86,9 +100,7 @@ def save_all(
             if saves.files(plan).is_finished:
                 saves.files(plan).check_finished()
                 yield plan, load(saves.files(plan).folder).records[-1]
-        unfinished = [plan for plan in plans if not saves.files(plan).is_finished]
-        events = execute_all(unfinished, place, saves=saves) if ray is None else _on_ray(unfinished, device, ray, saves)
-        for plan, event in events:
+        for plan, event in play([plan for plan in plans if not saves.files(plan).is_finished]):
             saves.write(plan, event)
             if isinstance(event, Snapshot):
                 yield plan, event.record

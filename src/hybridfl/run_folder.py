@@ -24,7 +24,7 @@ from torch import Tensor
 
 from hybridfl.checkpoints import write_aside
 from hybridfl.errors import InputError
-from hybridfl.records import Arrival, Config, Record, check_folder, line_of
+from hybridfl.records import Arrival, Config, Record, line_of
 
 CHECKPOINTS = "checkpoints"
 FINISHED = "finished.json"
@@ -74,7 +74,6 @@ class RunFolder:
 
     def announce(self) -> None:
         """Say which run this folder is for, before it begins."""
-        check_folder(self.folder, self._config)
         with self._said_in_one_line():
             self.folder.mkdir(parents=True, exist_ok=True)
             if not self.is_begun:
