@@ -58,6 +58,17 @@ GARBAGE: dict[str, Callable[[Update], Update]] = {
     "version": lambda u: replace(u, job=replace(u.job, version=u.job.version + 100)),
     "negative version": lambda u: replace(u, job=replace(u.job, version=-3)),
     "device": lambda u: replace(u, job=replace(u.job, device=10**6)),
+    "sent at": lambda u: replace(u, job=replace(u.job, sent_at=math.nan)),
+}
+NO_SUCH_JOB = ("version", "negative version", "device", "sent at")
+
+# What says another model, rate or amount of work than it was given, and is an honest step in all else: it is taken, and
+# what it says is not believed.
+LIES: dict[str, Callable[[Update], Update]] = {
+    "model": lambda u: replace(u, job=replace(u.job, weights=torch.full_like(u.weights, 1e30))),
+    "no model": lambda u: replace(u, job=replace(u.job, weights=torch.zeros(0))),
+    "rate": lambda u: replace(u, job=replace(u.job, work=replace(u.job.work, learning_rate=1e-30))),
+    "work": lambda u: replace(u, job=replace(u.job, work=replace(u.job.work, epochs=10**9))),
 }
 
 
@@ -87,7 +98,7 @@ class Devices:
     def honest(self, job: Job) -> Update:
         return Update(job, job.weights + 0.2 * (job.device / DEVICES - job.weights), num_steps=2, train_loss=0.0)
 
-    def act(self, action: str, device: int, kind: str) -> Inbox:
+    def act(self, action: str, device: int, kind: int) -> Inbox:
         """One thing that happens."""
         self.now += 0.3
         job = self.in_flight.get(device)
@@ -98,8 +109,8 @@ class Devices:
         elif action == "late or second answer" and self.past:
             return Inbox(self.now, (self.past[device % len(self.past)],))
         elif action == "garbage out of the blue" and self.past:
-            return Inbox(self.now, (GARBAGE[kind](self.past[-1]),))
-        elif job is not None and action in ("answer", "garbage", "loss", "everybody answers", "answers twice"):
+            return Inbox(self.now, (GARBAGE[list(GARBAGE)[kind % len(GARBAGE)]](self.past[-1]),))
+        elif job is not None and action in ("answer", "garbage", "lie", "loss", "everybody answers", "answers twice"):
             if action == "everybody answers":
                 return self._back(*sorted(self.in_flight))
             update = self.honest(job)
@@ -108,10 +119,13 @@ class Devices:
             if action == "loss":
                 return Inbox(self.now, lost=(Lost(job, "lost on the way"),))
             if action == "garbage":
-                spoiled = GARBAGE[kind](update)
-                if kind in ("version", "negative version", "device"):  # it says nothing of the job the device has
+                name = list(GARBAGE)[kind % len(GARBAGE)]
+                spoiled = GARBAGE[name](update)
+                if name in NO_SUCH_JOB:  # it says nothing of the job the device has
                     return Inbox(self.now, (spoiled,), (Lost(job, "lost on the way"),))
                 return Inbox(self.now, (spoiled,))
+            if action == "lie":
+                return Inbox(self.now, (LIES[list(LIES)[kind % len(LIES)]](update),))
             return Inbox(self.now, (update, update) if action == "answers twice" else (update,))
         return Inbox(self.now)
 
@@ -120,23 +134,23 @@ class Devices:
 
 
 ACTIONS = (
-    *("answer", "answer", "everybody answers", "answers twice", "garbage", "loss", "wake up"),
+    *("answer", "answer", "everybody answers", "answers twice", "garbage", "lie", "loss", "wake up"),
     *("comes or goes", "late or second answer", "garbage out of the blue"),
 )
 EVENTS = st.lists(
-    st.tuples(st.sampled_from(ACTIONS), st.integers(0, DEVICES - 1), st.sampled_from(list(GARBAGE))), max_size=40
+    st.tuples(st.sampled_from(ACTIONS), st.integers(0, DEVICES - 1), st.integers(0, len(GARBAGE) - 1)), max_size=40
 )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(events=EVENTS)
+@given(events=EVENTS, quarantine=st.sampled_from([None, 2]))
 def test_whatever_arrives_the_weights_stay_finite_and_nothing_leaks_or_hangs(
-    name: str, events: list[tuple[str, int, str]]
+    name: str, events: list[tuple[str, int, int]], quarantine: int | None
 ) -> None:
     devices = Devices()
     fleet = Fleet(np.full(DEVICES, SAMPLES), np.arange(1.0, DEVICES + 1), online=devices.online)
-    algorithm = Guarded(ALGORITHMS[name], Guard(quarantine=None))
+    algorithm = Guarded(ALGORITHMS[name], Guard(quarantine=quarantine))
     state, outbox = algorithm.init(torch.zeros(3), fleet)
     devices.send(outbox)
     for event in events:
@@ -147,18 +161,22 @@ def test_whatever_arrives_the_weights_stay_finite_and_nothing_leaks_or_hangs(
         assert len(outbox.receipts) == len(inbox.updates)
         assert state.version >= version
         assert bool(torch.isfinite(state.weights).all())
+        assert not {job.device for job in outbox.jobs} & state.fleet.barred
         assert set(state.jobs.values()) == set(devices.in_flight.values()), "the guard knows exactly the jobs in flight"
 
-    # Nothing hangs: with everybody there and honest, versions are made again.
+    # Nothing hangs: with everybody there and honest, versions are made again, as long as anybody is left to work with.
     devices.away.clear()
     goal = state.version + 3
     for _ in range(60):
         inbox = devices.act(
-            "everybody answers" if devices.in_flight else "wake up", next(iter(devices.in_flight), 0), ""
+            "everybody answers" if devices.in_flight else "wake up", next(iter(devices.in_flight), 0), 0
         )
         state, outbox = algorithm.step(state, inbox)
         devices.send(outbox)
-    assert state.version >= goal
+    if len(state.fleet.barred) < DEVICES:
+        assert state.version >= goal
+    else:
+        assert not devices.in_flight
 
     # Nothing leaks: only the current model, and those that jobs and waiting updates were made from, are alive.
     devices.past.clear()

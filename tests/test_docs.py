@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -72,21 +74,35 @@ def test_every_equation_of_the_method_is_in_the_map() -> None:
 
 
 @pytest.mark.parametrize(("name", "code"), blocks("python"), ids=[name for name, _ in blocks("python")])
-def test_python_examples_run(name: str, code: str, tmp_path: Path) -> None:
-    result = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+def test_python_examples_run(name: str, code: str, tmp_path: Path, python: list[str]) -> None:
+    (tmp_path / "example.py").write_text(code)
+    command = [*python, str(tmp_path / "example.py")]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The words that run a file of Python, without the seconds that loading PyTorch takes."""
+    address = tmp_path_factory.mktemp("warm") / "python"
+    warm = [sys.executable, "-S", str(ROOT / "tests" / "warm.py"), str(address)]
+    with subprocess.Popen([word for word in warm if word != "-S"]) as waiting:
+        while not address.exists():
+            assert waiting.poll() is None
+            time.sleep(0.05)
+        yield warm
+        waiting.terminate()
+
+
 SMALLER = """\
-#!{python}
 import sys
 import hybridfl.cli
 from hybridfl.cli import main
 from hybridfl.data.store import data_set
-budget = {{
+budget = {
     "run": "--seconds 2 --devices 12 --batch-size 200",
     "compare": "--seconds 2 --devices 12 --batch-size 200 --seeds 1",
-}}
+}
 sys.argv += budget.get(sys.argv[1], "").split()
 sys.argv = [argument.replace("sequences=20000", "sequences=1000") for argument in sys.argv]
 # A comparison's report takes longer than its runs; `hybridfl report` has its own examples.
@@ -99,10 +115,11 @@ else:
 
 
 @pytest.mark.parametrize("block", shell_blocks())
-def test_shell_examples_run(block: str, tmp_path: Path) -> None:
+def test_shell_examples_run(block: str, tmp_path: Path, python: list[str]) -> None:
     """As they stand, but with a smaller fleet and budget: the last of two equal options counts."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "hybridfl").write_text(SMALLER.format(python=sys.executable))
+    (tmp_path / "bin" / "smaller.py").write_text(SMALLER)
+    (tmp_path / "bin" / "hybridfl").write_text(f'#!/bin/sh\nexec {" ".join(python)} {tmp_path}/bin/smaller.py "$@"\n')
     (tmp_path / "bin" / "hybridfl").chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
     script = ["bash", "-euc", block]
