@@ -53,7 +53,7 @@ ALGORITHMS: dict[str, Algorithm[Any]] = {
     "fedasync": FedAsync(local=LOCAL),
     "fedbuff": FedBuff(buffer=3, local=LOCAL),
     "s-sgd": SSGD(LOCAL),
-    "network": HFL(local=LOCAL),
+    "network": HFL.drift_controlled(local=LOCAL),
 }
 
 

@@ -372,6 +372,18 @@ class TestResume:
         assert again.exit_code == 0
         assert "after 12 versions" in again.output
 
+    @pytest.mark.parametrize(
+        ("name", "value"), [("guard", None), ("seed", "a"), ("task", "x"), ("algorithm", 3), ("seconds", [1])]
+    )
+    def test_a_configuration_that_makes_no_sense_is_one_line(self, tmp_path: Path, name: str, value: object) -> None:
+        folder = tmp_path / "r"
+        assert hybridfl("run", "--rounds", 1, *SMALL, "--out", folder).exit_code == 0
+        (folder / "finished.json").unlink()
+        config = json.loads((folder / "run.json").read_text()) | {name: value}
+        (folder / "run.json").write_text(json.dumps(config))
+        with pytest.raises(InputError, match="cannot be made again from what it says of itself"):
+            hybridfl("resume", folder)
+
     def test_a_comparison_goes_on_by_the_same_command_and_by_resume(self, tmp_path: Path) -> None:
         options = ("--algorithms", "hfl,fedavg,fedbuff", "--seeds", 2, "--rounds", 4, "--devices", 12, "--epochs", 1)
         assert hybridfl("compare", *options, "--out", tmp_path / "whole").exit_code == 0

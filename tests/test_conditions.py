@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from hybridfl.protocol import Job, Loss, Update, Work
 from hybridfl.spelling import read_fleet
 from hybridfl.task import Task
 from hybridfl.timing import ConstantSeconds, Drawn, PaperDelays, Roster
+from hybridfl.traces import RecordedAvailability
 
 WORK = Work(5, 64, 0.1)
 
@@ -284,6 +286,24 @@ def test_everybody_in_quarantine_ends_a_run_although_they_come_and_go() -> None:
         simulate(TASK, HFL(), fleet, rounds=10, guard=Guard(quarantine=1))
     record = simulate(TASK, HFL(), fleet, seconds=500, guard=Guard(quarantine=1))[-1]
     assert (record.version, record.refused, record.barred) == (0, 8, 8)
+
+
+def test_nobody_waits_for_who_is_in_quarantine_however_often_they_come(tmp_path: Path) -> None:
+    """Device 0 is away from 20 s to 5,000 s; the two hostile ones come and go every second."""
+    trace = tmp_path / "there.csv"
+    comings = "".join(f"b1,{2 * k},{2 * k + 1}\nb2,{2 * k + 1},{2 * k + 2}\n" for k in range(2600))
+    trace.write_text(f"device,start,end\ngood,0,20\ngood,5000,5200\n{comings}")
+    task = Task.from_devices(synthetic(1.0, 1.0, 3, seed=2), LogisticRegression(60, 10))
+    fleet = Conditions(
+        ConstantSeconds(0.4),
+        availability=RecordedAvailability(str(trace)),
+        hostile=Hostile(2 / 3, NotANumber()),
+        interrupted=1.0,
+    )
+    seed = next(s for s in range(20) if not drawn_up(fleet, 3, s).is_hostile[0])
+    snapshots = list(execute(Run(task, HFL(), fleet, rounds=200, seed=seed, guard=Guard())))
+    assert snapshots[-1].record.version == 200
+    assert snapshots[-1].record.seconds > 5000
 
 
 def test_many_losses_at_one_instant_do_not_end_a_run() -> None:

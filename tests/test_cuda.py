@@ -65,17 +65,26 @@ def softmax_task(kind: str, features: int = 50, classes: int = 10) -> Task:
     return Task(kind, own, own, LogisticRegression(features, classes), l2=1e-3)
 
 
-def jobs(task: Task, works: Sequence[Work]) -> list[Job]:
+def jobs(task: Task, works: Sequence[Work], drifts: bool = False) -> list[Job]:
+    """With `drifts`, every second one has one."""
     size = sum(parameter.numel() for parameter in task.model.parameters())
     draw = torch.Generator().manual_seed(1)
     return [
-        Job(device % len(task.train), 3, 0.05 * torch.randn(size, generator=draw), work, 0.0, repeat=device)
+        Job(
+            device % len(task.train),
+            3,
+            0.05 * torch.randn(size, generator=draw),
+            work,
+            0.0,
+            repeat=device,
+            drift=0.05 * torch.randn(size, generator=draw) if drifts and device % 2 == 0 else None,
+        )
         for device, work in enumerate(works)
     ]
 
 
 def on_gpu(job: Job) -> Job:
-    return dataclasses.replace(job, weights=job.weights.cuda())
+    return dataclasses.replace(job, weights=job.weights.cuda(), drift=None if job.drift is None else job.drift.cuda())
 
 
 def assert_same(ours: Sequence[Update], theirs: Sequence[Update], tolerance: float) -> None:
@@ -95,13 +104,14 @@ WORKS = {
 
 
 @needs_gpu
+@pytest.mark.parametrize("drifts", [False, True])
 @pytest.mark.parametrize("works", WORKS.values(), ids=WORKS.keys())
 @pytest.mark.parametrize(
     ("kind", "features", "classes"), [("bytes", 50, 10), ("floats", 60, 10), ("bytes", 784, 10), ("floats", 200, 62)]
 )
-def test_softmax_regression(kind: str, features: int, classes: int, works: list[Work]) -> None:
+def test_softmax_regression(kind: str, features: int, classes: int, works: list[Work], drifts: bool) -> None:
     task = softmax_task(kind, features, classes)
-    wanted = jobs(task, works)
+    wanted = jobs(task, works, drifts)
     ours = trainer_for(task, 5, CUDA)([on_gpu(job) for job in wanted])
     assert type(trainer_for(task, 5, CUDA)).__name__ == "CudaSoftmaxSGD"
     assert_same(ours, trainer_for(task, 5)(wanted), 2e-6)

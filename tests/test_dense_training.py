@@ -59,7 +59,7 @@ def mixed_jobs(weights: Tensor) -> list[Job]:
         Job(0, 4, weights, Work(1, 64, 0.1), 0.0),
         Job(1, 2, weights + 0.05, Work(3, 6, 0.02, proximal=0.5), 0.0),
         Job(2, 3, weights - 0.02, Work(2, 1000, 0.3, proximal=2.0), 0.0),
-        Job(3, 4, weights, Work(4, 5, 0.05, clip=0.3), 0.0),
+        Job(3, 4, weights, Work(4, 5, 0.05, clip=0.3), 0.0, drift=-0.2 * weights),
         Job(4, 4, weights, Work(2, 1, 0.05), 0.0),
     ]
 
@@ -86,6 +86,14 @@ def test_one_clipped_step_by_hand() -> None:
     clipped = Work(1, 1, 0.1, clip=math.sqrt(2.5) / 2)
     [update] = softmax_sgd(samples, 2)([Job(0, 0, torch.zeros(4), clipped, 0.0)])
     assert update.weights.tolist() == pytest.approx([-0.05, 0.05, -0.025, 0.025])
+
+
+def test_two_steps_with_a_drift_by_hand() -> None:
+    """Where all features are 0 the gradient of W is, and W only drifts: −2·0.1·d."""
+    samples = Samples.from_devices([(torch.tensor([[0.0]]), torch.tensor([1]))])
+    drift = torch.tensor([1.0, -3.0, 0.0, 0.0])
+    [update] = softmax_sgd(samples, 2)([Job(0, 0, torch.zeros(4), Work(2, 1, 0.1), 0.0, drift=drift)])
+    assert update.weights[:2].tolist() == pytest.approx([-0.2, 0.6])
 
 
 @pytest.mark.parametrize(("classes", "features"), SHAPES)

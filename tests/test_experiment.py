@@ -100,6 +100,12 @@ def test_a_run_that_can_make_no_version_is_given_up() -> None:
         simulate(TASK, FedAvg(Deadline(5, 0.5), LOCAL), TIMING, rounds=3)
 
 
+def test_a_run_that_can_make_no_version_lasts_until_its_time_is_up() -> None:
+    last = simulate(TASK, FedAvg(Deadline(5, 0.5), LOCAL), TIMING, seconds=1500)[-1]
+    assert (last.version, last.seconds) == (0, 1500.0)
+    assert last.discarded > 1000
+
+
 def test_discarded_work_is_counted_and_named() -> None:
     snapshots = list(execute(Run(TASK, FedAvg(FirstOf(2, 6), LOCAL), TIMING, seconds=30)))
     reasons = [a.discarded for s in snapshots for a in s.arrivals if a.discarded]

@@ -189,7 +189,7 @@ def test_a_lost_job_is_known_when_its_time_is_up_is_never_trained_and_frees_its_
 
 
 def test_with_nothing_to_wait_for_the_clock_jumps_to_when_somebody_comes_online() -> None:
-    transport = Simulation(fleet_of(1), lambda jobs: [], lambda job: 1.0, comes_online=lambda now: now + 7.5)
+    transport = Simulation(fleet_of(1), lambda jobs: [], lambda job: 1.0, comes_online=lambda now, barred: now + 7.5)
     transport.send(Outbox())
     assert arrived(transport.receive()) == (7.5, [])
     transport.send(Outbox(wake_at=9.0))

@@ -36,5 +36,7 @@ def test_a_run_is_given_up_after_so_many_instants_in_vain_in_a_row() -> None:
     tally.count(moment(0.0))
     for now in range(MOST_IN_VAIN - 1):
         tally.count(moment(float(now), Receipt(0, refused="too long")))
+        tally.check_progress()
+    tally.count(moment(0.0, losses=1))
     with pytest.raises(InputError, match=r"1000 times in a row .* as 'lost on the way'"):
-        tally.count(moment(0.0, losses=1))
+        tally.check_progress()

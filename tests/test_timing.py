@@ -116,6 +116,8 @@ def test_compute_and_link_by_hand() -> None:
     assert timing(job(0)) == pytest.approx(12.6)
     assert timing(job(1)) == pytest.approx(1.0 + 2.6)
     assert timing.expected_seconds.tolist() == pytest.approx([12.6, 3.6])
+    controlled = Job(0, 0, torch.zeros(1), Work(5, 64, 0.1), 0.0, drift=torch.zeros(1))
+    assert timing(controlled) == pytest.approx(timing(job(0)) + 0.5)  # 10⁶ bytes more at 2·10⁶ a second
     one_epoch = Job(0, 0, torch.zeros(1), Work(1, 64, 0.1, part=0.2), 0.0)
     assert timing(one_epoch) == pytest.approx(2.0 + 2.6), "fewer epochs; the link takes its time all the same"
     assert timing.is_straggler.tolist() == [True, False]

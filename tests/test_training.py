@@ -20,7 +20,7 @@ from hybridfl.models import CharacterLSTM
 from hybridfl.protocol import Job, Update, Work
 from hybridfl.threads import pool
 from hybridfl.training import ALONE_FROM, LocalSGD
-from hybridfl.vectors import flatten
+from hybridfl.vectors import flatten, unflatten
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def mixed_jobs(weights: Tensor) -> list[Job]:
         Job(0, 4, weights, Work(1, 8, 0.1), 0.0),
         Job(1, 2, weights + 0.05, Work(3, 10, 0.02, proximal=0.5), 0.0),
         Job(2, 3, weights - 0.02, Work(2, 1000, 0.3, proximal=2.0), 0.0),
-        Job(3, 4, weights, Work(5, 1, 0.05, clip=0.7), 0.0),
+        Job(3, 4, weights, Work(5, 1, 0.05, clip=0.7), 0.0, drift=0.02 * weights),
     ]
 
 
@@ -107,6 +107,10 @@ def by_torch_optim(job: Job, samples: Samples, model: nn.Module, l2: float, seed
                     assert parameter.grad is not None
                     parameter.grad -= 2 * l2 * parameter.detach()
             optimiser.step()
+            if job.drift is not None:
+                with torch.no_grad():
+                    for parameter, added in zip(model.parameters(), unflatten(model, job.drift).values(), strict=True):
+                        parameter.sub_(added, alpha=job.work.learning_rate)
     return flatten(model), job.work.epochs * len(losses), sum(losses) / len(losses)
 
 
@@ -121,6 +125,21 @@ def test_two_steps_by_hand() -> None:
     assert update.weights.tolist() == pytest.approx([0.4234, 0.2117], abs=1e-6)
     assert update.train_loss == pytest.approx(0.0025, abs=1e-7)
     assert update.num_steps == 2
+
+
+def test_a_drift_is_added_to_every_clipped_gradient() -> None:
+    """As above with no μ, drift (1, −2) and a clip of 3.1 = half of the first gradient's length 6.2·√5/2 … by hand:
+
+    step 1: (6.2, 3.1)/√5 + (1, −2); η = 0.1. The gradient of 3a + b with ε = 0 is (3, 1) everywhere: w − η·2·((3, 1) + d).
+    """
+    train = LocalSGD(one_sample(2.0, 1.0), nn.Linear(1, 1), squared_error, l2=0.1)
+    job = Job(0, 0, torch.tensor([1.0, 0.5]), Work(1, 1, 0.1, clip=3.1), 0.0, drift=torch.tensor([1.0, -2.0]))
+    [update] = train([job])
+    part = 0.1 / math.sqrt(5)
+    assert update.weights.tolist() == pytest.approx([1 - 6.2 * part - 0.1, 0.5 - 3.1 * part + 0.2], abs=1e-6)
+    train = LocalSGD(one_sample(3.0, 0.0), nn.Linear(1, 1), lambda outputs, targets: outputs.squeeze(1))
+    [update] = train([Job(0, 0, torch.tensor([1.0, 2.0]), Work(2, 1, 0.1), 0.0, drift=torch.tensor([1.0, -2.0]))])
+    assert update.weights.tolist() == pytest.approx([1 - 0.2 * 4, 2 - 0.2 * -1], abs=1e-6)
 
 
 @pytest.mark.parametrize("epochs", [1, 2, 7])
@@ -156,7 +175,7 @@ def test_equals_a_plain_loop_of_torch_optim(
     for job, update in zip(jobs, LocalSGD(samples, model, l2=0.01, seed=5)(jobs), strict=True):
         weights, steps, loss = by_torch_optim(job, samples, make_model(), l2=0.01, seed=5)
         assert update.job is job
-        torch.testing.assert_close(update.weights, weights, rtol=0, atol=1e-6)
+        torch.testing.assert_close(update.weights, weights, rtol=3e-6, atol=1e-6)
         assert update.num_steps == steps
         assert update.train_loss == pytest.approx(loss, abs=1e-6)
 
@@ -312,7 +331,7 @@ def test_bits_do_not_depend_on_the_number_of_cores() -> None:
 import torch
 from torch import nn
 from hybridfl import Job, LocalSGD, Samples, Work
-from hybridfl.vectors import flatten
+from hybridfl.vectors import flatten, unflatten
 torch.manual_seed(0)
 samples = Samples.from_devices([(torch.randn(40 + 9 * d, 60), torch.randint(10, (40 + 9 * d,))) for d in range(6)])
 for hidden in (5, 200):

@@ -12,6 +12,7 @@ from .algorithms.blend import ByStaleness as ByStaleness
 from .algorithms.blend import ConstantWeight as ConstantWeight
 from .algorithms.blend import DataShare as DataShare
 from .algorithms.blend import Printed as Printed
+from .algorithms.drift import DriftControl as DriftControl
 from .algorithms.fedasync import FedAsync as FedAsync
 from .algorithms.fedavg import FedAvg as FedAvg
 from .algorithms.fedbuff import FedBuff as FedBuff
@@ -20,6 +21,7 @@ from .algorithms.guard import Guard as Guard
 from .algorithms.guard import Guarded as Guarded
 from .algorithms.hfl import HFL as HFL
 from .algorithms.local_work import ConstantRate as ConstantRate
+from .algorithms.local_work import Cosine as Cosine
 from .algorithms.local_work import FullWork as FullWork
 from .algorithms.local_work import InverseSqrt as InverseSqrt
 from .algorithms.local_work import InverseTime as InverseTime

@@ -127,7 +127,7 @@ def run(
     from hybridfl.comparison import Comparison, slug
     from hybridfl.spelling import read_algorithm, read_guard, read_task
 
-    local = _local_work(epochs, batch_size, learning_rate, schedule, clip)
+    local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
     if seconds is None and rounds is None:
         rounds = 200
     comparison = Comparison(
@@ -228,7 +228,7 @@ def compare(
 
     if target is not None:
         require_share("target", target)
-    local = _local_work(epochs, batch_size, learning_rate, schedule, clip)
+    local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
     if seconds is None and rounds is None:
         seconds = 200.0
     comparison = Comparison(
@@ -326,13 +326,16 @@ def main() -> None:
         sys.exit(2)
 
 
-def _local_work(epochs: int, batch_size: int, learning_rate: float, schedule: str, clip: float) -> FullWork:
-    from hybridfl.algorithms.local_work import ConstantRate, FullWork, InverseSqrt, InverseTime, Schedule
+def _local_work(
+    epochs: int, batch_size: int, learning_rate: float, schedule: str, clip: float, rounds: int | None
+) -> FullWork:
+    from hybridfl.algorithms.local_work import ConstantRate, Cosine, FullWork, InverseSqrt, InverseTime, Schedule
 
     schedules: dict[str, Callable[[float], Schedule]] = {
         "inverse": InverseTime,
         "sqrt": InverseSqrt,
         "constant": ConstantRate,
+        "cosine": lambda rate: Cosine(rate, rounds or 200),
     }
     if schedule not in schedules:
         raise InputError(f"Unknown schedule '{schedule}'.{nearest(schedule, schedules)} Known: {', '.join(schedules)}.")
@@ -430,6 +433,7 @@ def _ended(plan: Run, record: Record) -> str:
     counts = {"merged": record.merged, "discarded": record.discarded, "refused": record.refused}
     updates = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count or fate != "refused")
     lost = f"; {record.lost} jobs lost" if record.lost else ""
+    lost += f"; {record.barred} of {len(plan.task.train)} devices in quarantine" if record.barred else ""
     return (
         f"{plan.name} on {plan.task.name}, seed {plan.seed}: test accuracy {record.test_accuracy:.1%} after "
         f"{record.version} versions and {record.seconds:g} s of virtual time; updates: {updates}{lost}."

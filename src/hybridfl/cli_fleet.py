@@ -90,7 +90,8 @@ def import_trace(
         "fedscale-capacity": (import_fedscale_capacity, "--fleet \"Recorded('{}')\""),
         "fedscale-availability": (
             import_fedscale_availability,
-            "--fleet \"Conditions(availability=RecordedAvailability('{}'))\"",
+            "--fleet \"Conditions(availability=RecordedAvailability('{}'))\", for FedScale's six days again and again with "
+            "', repeat_every=518400' after the file's name",
         ),
     }
     if layout not in importers:

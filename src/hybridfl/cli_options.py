@@ -85,7 +85,8 @@ RateOption = Annotated[float, typer.Option(help="Learning rate of version 0.", r
 ScheduleOption = Annotated[
     str,
     typer.Option(
-        help="How the rate falls with the version t: inverse (1/(1+t)), sqrt (1/√(1+t)), constant.",
+        help="How the rate falls with the version t: inverse (1/(1+t)), sqrt (1/√(1+t)), constant, cosine "
+        "(to rest at version --rounds, or 200).",
         rich_help_panel="Local work",
     ),
 ]

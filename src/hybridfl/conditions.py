@@ -182,11 +182,11 @@ class FleetTiming:
             there = there & (now < self._deaths[devices])
         return there
 
-    def comes_online(self, now: float) -> float:
-        """The next instant at which somebody comes who is away now; ∞ if nobody will."""
+    def comes_online(self, now: float, barred: frozenset[int] = frozenset()) -> float:
+        """The next instant at which somebody comes who is away now and not barred; ∞ if nobody will."""
         if self._always_on:
             return math.inf
-        devices = np.arange(len(self._roster))
+        devices = np.setdiff1d(np.arange(len(self._roster)), list(barred), assume_unique=True)
         away = devices[~self.online(devices, now)]
         return min((self.returns(int(device), now) for device in away), default=math.inf)
 

@@ -51,14 +51,15 @@ class GraphSGD:
     @staticmethod
     def together(wanted: Sequence[tuple[GraphSGD, Sequence[Job]]]) -> list[list[Update]]:
         updates: dict[tuple[int, int], Update] = {}
-        groups: dict[Hashable, list[tuple[int, int]]] = {}
+        groups: dict[_Kind, list[tuple[int, int]]] = {}
         for number, (trainer, jobs) in enumerate(wanted):
             for place, job in enumerate(jobs):
                 groups.setdefault(trainer._kind(job), []).append((number, place))
         for kind, places in groups.items():
             trainer = wanted[places[0][0]][0]
             if kind not in _GROUPS:
-                _GROUPS.clear()  # graphs hold much memory: those of the task before are not kept
+                for other in [other for other in _GROUPS if other[:-1] != kind[:-1]]:
+                    del _GROUPS[other]  # graphs hold much memory: those of the task before are not kept
                 _GROUPS[kind] = trainer, trainer._slots(wanted[places[0][0]][1][places[0][1]])
             ready = [wanted[number][0]._prepared(wanted[number][1][place]) for number, place in places]
             updates.update(zip(places, _GROUPS[kind][1].train(ready), strict=True))
@@ -67,25 +68,24 @@ class GraphSGD:
     def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
         return [[place] for place in range(len(jobs))]
 
-    def _kind(self, job: Job) -> Hashable:
+    def _kind(self, job: Job) -> _Kind:
         """What is recorded in a graph: jobs of one kind share it. A model's buffers are its own."""
         model = id(self._model) if any(True for _ in self._model.buffers()) else repr(self._model)
         data = id(self._samples.inputs), id(self._samples.targets), self._samples.scale
-        clips = math.isfinite(job.work.clip)
-        return model, data, self._loss, self._l2, self._batch_size(job), job.work.proximal > 0, clips
+        return model, data, self._loss, self._l2, self._batch_size(job), _Terms.of(job)
 
     def _batch_size(self, job: Job) -> int:
         return min(job.work.batch_size, self._widest)
 
     def _slots(self, job: Job) -> _Slots:
         data = _Inputs(resident(self._samples.inputs), resident(self._samples.targets), self._samples.scale)
-        pulls, clips = job.work.proximal > 0, math.isfinite(job.work.clip)
+        terms = _Terms.of(job)
         for number in SLOTS[:-1]:
             try:
-                return _Slots(self._model, self._loss, self._l2, data, self._batch_size(job), pulls, clips, number)
+                return _Slots(self._model, self._loss, self._l2, data, self._batch_size(job), terms, number)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
-        return _Slots(self._model, self._loss, self._l2, data, self._batch_size(job), pulls, clips, SLOTS[-1])
+        return _Slots(self._model, self._loss, self._l2, data, self._batch_size(job), terms, SLOTS[-1])
 
     def _prepared(self, job: Job) -> _Prepared:
         batches = Batches.of([job], self._samples, self._seed)
@@ -103,7 +103,22 @@ class GraphSGD:
         return _Prepared(job, table, shares, steps_an_epoch)
 
 
-_GROUPS: dict[Hashable, tuple[GraphSGD, _Slots]] = {}
+@dataclass(frozen=True)
+class _Terms:
+    """Which terms a step has besides the gradient: what is not wanted is not computed."""
+
+    pulls: bool
+    clips: bool
+    drifts: bool
+
+    @classmethod
+    def of(cls, job: Job) -> _Terms:
+        return cls(job.work.proximal > 0, math.isfinite(job.work.clip), job.drift is not None)
+
+
+_Kind = tuple[Hashable, ...]
+
+_GROUPS: dict[_Kind, tuple[GraphSGD, _Slots]] = {}
 """The slots of each kind of job, and the trainer whose data and model the kind names: it must stay alive meanwhile."""
 
 
@@ -135,7 +150,7 @@ class _Prepared:
 class _Weights(Protocol):
     """The weights of all slots, and one step of all of them."""
 
-    def load(self, slot: int, weights: Vector) -> None: ...
+    def load(self, slot: int, job: Job) -> None: ...
     def unload(self, slot: int, to: Vector) -> None: ...
     def step(self, inputs: Tensor, targets: Tensor, shares: Tensor, numbers: Tensor) -> Tensor:
         """Take a step with (η, μ, clip) = numbers[:, slot]; the slots' losses before it."""
@@ -151,8 +166,7 @@ class _Slots:
         l2: float,
         data: _Inputs,
         batch_size: int,
-        pulls: bool,
-        clips: bool,
+        terms: _Terms,
         slots: int,
     ) -> None:
         self._weights: _Weights
@@ -167,13 +181,13 @@ class _Slots:
         self._losses = torch.zeros(slots, device=CUDA)
         stacked = stackable(model).to(CUDA)
         if not is_recurrent(stacked):
-            self._weights = _Stack(stacked, loss, l2, pulls, clips, slots)
+            self._weights = _Stack(stacked, loss, l2, terms, slots)
             try:
                 self._start = _recorded(self._step, self._at)
                 return
             except TypeError:  # an LSTM that is given a state
                 pass
-        self._weights = _Branches(copy.deepcopy(model).to(CUDA), loss, l2, pulls, clips, slots)
+        self._weights = _Branches(copy.deepcopy(model).to(CUDA), loss, l2, terms, slots)
         self._start = _recorded(self._step, self._at)
 
     def _step(self) -> None:
@@ -198,7 +212,7 @@ class _Slots:
             if step % _TABLE == 0:
                 self._name_samples(jobs, begins, step, min(_TABLE, steps - step))
             for j, slot in begins.get(step, ()):
-                self._weights.load(slot, jobs[j].job.weights)
+                self._weights.load(slot, jobs[j].job)
                 self._numbers[:, slot].copy_(numbers[j])
                 self._losses[slot].zero_()
             self._start()
@@ -271,17 +285,20 @@ def _recorded(step: Callable[[], None], at: Tensor) -> Callable[[], None]:
 class _Stack:
     """All slots' weights are one matrix; a step is one `vmap` of the gradient over its rows."""
 
-    def __init__(self, model: nn.Module, loss: Loss, l2: float, pulls: bool, clips: bool, slots: int) -> None:
-        self._model, self._loss, self._l2, self._pulls, self._clips = model, loss, l2, pulls, clips
+    def __init__(self, model: nn.Module, loss: Loss, l2: float, terms: _Terms, slots: int) -> None:
+        self._model, self._loss, self._l2, self._terms = model, loss, l2, terms
         size = sum(parameter.numel() for parameter in model.parameters())
         self._weights = torch.zeros(slots, size, device=CUDA)
         self._received = torch.zeros(slots, size, device=CUDA)
+        self._drifts = torch.zeros(slots, size, device=CUDA) if terms.drifts else None
         self._gradients = vmap(grad_and_value(self._batch_loss))
 
-    def load(self, slot: int, weights: Vector) -> None:
-        self._weights[slot].copy_(weights)
-        if self._pulls:
-            self._received[slot].copy_(weights)
+    def load(self, slot: int, job: Job) -> None:
+        self._weights[slot].copy_(job.weights)
+        if self._terms.pulls:
+            self._received[slot].copy_(job.weights)
+        if self._drifts is not None and job.drift is not None:
+            self._drifts[slot].copy_(job.drift)
 
     def unload(self, slot: int, to: Vector) -> None:
         to.copy_(self._weights[slot])
@@ -291,11 +308,13 @@ class _Stack:
         losses: Tensor
         gradients, losses = self._gradients(self._weights, inputs, targets, shares)
         gradients = gradients + 2 * self._l2 * self._weights
-        if self._pulls:
+        if self._terms.pulls:
             gradients += pulls * (self._weights - self._received)
-        if self._clips:
+        if self._terms.clips:
             norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients = torch.where(norms > longest, gradients * (longest / norms), gradients)
+        if self._drifts is not None:
+            gradients = gradients + self._drifts
         self._weights.sub_(rates * gradients)
         return losses
 
@@ -307,8 +326,8 @@ class _Stack:
 class _Branches:
     """Every slot has a model of its own, and a stream of its own to run on beside the others."""
 
-    def __init__(self, model: nn.Module, loss: Loss, l2: float, pulls: bool, clips: bool, slots: int) -> None:
-        self._loss, self._l2, self._pulls, self._clips = loss, l2, pulls, clips
+    def __init__(self, model: nn.Module, loss: Loss, l2: float, terms: _Terms, slots: int) -> None:
+        self._loss, self._l2, self._terms = loss, l2, terms
         self._models = [copy.deepcopy(model) for _ in range(slots)]
         for own in self._models:
             for layer in own.modules():
@@ -316,14 +335,17 @@ class _Branches:
                     layer.flatten_parameters()
         self._parameters: list[list[Tensor]] = [list(own.parameters()) for own in self._models]
         self._received = [[each.detach().clone() for each in own] for own in self._parameters]
+        self._drifts = [[torch.zeros_like(each) for each in own] if terms.drifts else [] for own in self._parameters]
         self._streams = [torch.cuda.Stream() for _ in range(slots)]
 
     @torch.no_grad()
-    def load(self, slot: int, weights: Vector) -> None:
-        pieces = list(unflatten(self._models[slot], weights).values())
+    def load(self, slot: int, job: Job) -> None:
+        pieces = list(unflatten(self._models[slot], job.weights).values())
         torch._foreach_copy_(self._parameters[slot], pieces)
-        if self._pulls:
+        if self._terms.pulls:
             torch._foreach_copy_(self._received[slot], pieces)
+        if job.drift is not None:
+            torch._foreach_copy_(self._drifts[slot], list(unflatten(self._models[slot], job.drift).values()))
 
     @torch.no_grad()
     def unload(self, slot: int, to: Vector) -> None:
@@ -354,12 +376,14 @@ class _Branches:
         parameters = self._parameters[slot]
         if self._l2:
             torch._foreach_add_(gradients, parameters, alpha=2 * self._l2)
-        if self._pulls:
-            drift = torch._foreach_sub(parameters, self._received[slot])
-            torch._foreach_mul_(drift, pull)
-            torch._foreach_add_(gradients, drift)
-        if self._clips:
+        if self._terms.pulls:
+            away = torch._foreach_sub(parameters, self._received[slot])
+            torch._foreach_mul_(away, pull)
+            torch._foreach_add_(gradients, away)
+        if self._terms.clips:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-            rate = rate * torch.where(norm > longest, longest / norm, 1.0)
+            torch._foreach_mul_(gradients, torch.where(norm > longest, longest / norm, 1.0))
+        if self._terms.drifts:
+            torch._foreach_add_(gradients, self._drifts[slot])
         torch._foreach_mul_(gradients, rate)
         torch._foreach_sub_(parameters, gradients)

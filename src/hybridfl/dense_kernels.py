@@ -27,6 +27,7 @@ def train(
     batch_sizes,
     rates,
     pulls,
+    drifts,
     clips,
     l2,
     shapes,
@@ -59,6 +60,7 @@ def train(
     z_at = _offsets(rows * widest)
     w = np.zeros(w_at[-1], dtype=np.float32)
     received = np.zeros_like(w)
+    drift = np.zeros_like(w)
     before = np.zeros_like(w)
     xs = np.zeros(x_at[-1], dtype=np.float32)
     zs = np.zeros(z_at[-1], dtype=np.float32)
@@ -73,6 +75,11 @@ def train(
             part = w[w_at[layer] : w_at[layer + 1]]
             flat_at += _pack(weights[j][flat_at:], part, shapes[layer], _unsigned(widths[layer]))
         received[:] = w
+        if len(drifts):
+            flat_at = 0
+            for layer in range(layers):
+                part = drift[w_at[layer] : w_at[layer + 1]]
+                flat_at += _pack(drifts[j][flat_at:], part, shapes[layer], _unsigned(widths[layer]))
         rate, pull = np.float32(rates[j]), np.float32(pulls[j])
         keep = np.float32(1.0 - rates[j] * (2.0 * l2 + pulls[j]))
         decays = keep != np.float32(1.0) or pull != np.float32(0.0)
@@ -121,6 +128,9 @@ def train(
                     _backward(part, x, z, count, rows[layer], _unsigned(widths[layer]), rate / np.float32(batch.size))
                 if clips[j] > 0.0:
                     _shorten_step(w, before, rates[j] * clips[j])
+                if len(drifts):
+                    for i in range(w.size):
+                        w[i] -= rate * drift[i]
         flat_at = 0
         for layer in range(layers):
             part = w[w_at[layer] : w_at[layer + 1]]

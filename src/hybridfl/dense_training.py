@@ -20,10 +20,11 @@ from hybridfl.dense_kernels import score, train
 from hybridfl.protocol import Job, Update, Vector
 from hybridfl.randomness import keys
 from hybridfl.threads import CORES, pool, shared_out
+from hybridfl.vectors import drifts
 
 
 class DenseSGD:
-    """W_l ← W_l − η·(δ_lᵀ·a_{l−1} + 2ε·W_l + μ·(W_l − W_l,received))
+    """W_l ← W_l − η·(δ_lᵀ·a_{l−1} + 2ε·W_l + μ·(W_l − W_l,received)) − η·drift_l
 
         δ_last = (softmax(z) − 1_y)/B,   δ_{l−1} = (δ_l·W_l)⊙f'(z_{l−1})
 
@@ -93,6 +94,7 @@ class DenseSGD:
         epoch = np.arange(len(each)) - key_starts[each]
         weights = torch.stack([job.weights for job in jobs]).numpy()
         losses = np.zeros(len(jobs))
+        added = drifts(jobs)
         return _Part(
             jobs,
             loads=num_samples * epochs,
@@ -113,6 +115,7 @@ class DenseSGD:
                 batch_sizes,
                 np.array([job.work.learning_rate for job in jobs]),
                 np.array([job.work.proximal for job in jobs]),
+                np.zeros((0, 0), dtype=np.float32) if added is None else added.numpy(),
                 np.array([job.work.clip if math.isfinite(job.work.clip) else 0.0 for job in jobs]),
                 self._l2,
                 self._shapes,

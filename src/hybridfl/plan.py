@@ -46,6 +46,8 @@ class Run:
     def __post_init__(self) -> None:
         if self.seconds is None and self.rounds is None:
             raise InputError("The run has no end: give seconds, rounds or both.")
+        if self.guard is not None and isinstance(self.algorithm, Guarded):
+            raise InputError("The algorithm has its guard already: give the run guard=None, or the algorithm without.")
         for name in ("seconds", "rounds", "evaluate_every"):
             value = getattr(self, name)
             if value is not None:

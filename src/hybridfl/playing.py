@@ -15,7 +15,7 @@ from hybridfl.plan import Run, Stage
 from hybridfl.protocol import Job, State, Update, Vector
 from hybridfl.run import Moment
 from hybridfl.simulation import NobodyLeft, Simulation, Traffic
-from hybridfl.tally import Draft, Tally
+from hybridfl.tally import Draft, Tally, models_in
 from hybridfl.vectors import flatten
 
 
@@ -58,9 +58,6 @@ class Often:
         return is_due
 
 
-MOST_IDLE_TURNS = 1000
-"""So often may somebody come online and nobody get a job; then all who come are in quarantine."""
-
 NEVER = Often(seconds=math.inf)
 
 
@@ -89,20 +86,17 @@ def play(
     if savepoint is None:
         weights = flatten(stage.task.model).to(device, non_blocking=True)
         state, outbox = algorithm.init(weights, stage.fleet)
-        tally = Tally(bytes_a_model=weights.numel() * weights.element_size(), sent=len(outbox.jobs))
+        tally = Tally(bytes_a_model=weights.numel() * weights.element_size(), sent=models_in(outbox.jobs))
         due = 0.0
         yield tally.draft(0, 0.0, weights)
         simulation.send(outbox)
     else:
         state, tally, due = savepoint.state, savepoint.tally.copied(), savepoint.due
 
-    idle_turns = 0
     is_due, every = often.clock(state.version), plan.seconds_between_records
     while True:
         try:
-            jobs = simulation.jump()
-            if idle_turns == MOST_IDLE_TURNS:
-                raise NobodyLeft
+            jobs = simulation.jump(state.fleet.barred)
         except NobodyLeft:
             if plan.seconds is None:
                 raise InputError(
@@ -121,7 +115,8 @@ def play(
         before = state.version
         state, outbox = algorithm.step(state, inbox)
         tally.count(Moment(inbox, state, outbox))
-        idle_turns = 0 if inbox.devices or outbox.jobs or simulation.in_flight else idle_turns + 1
+        if plan.seconds is None:
+            tally.check_progress()
         is_last = _has_all_rounds(plan, state)
         # Only the instant that makes a version is worth a record: all that arrived has been merged into it.
         if state.version > before and (inbox.now >= due or is_last):

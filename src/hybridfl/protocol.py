@@ -82,7 +82,7 @@ class Job:
 
     `weights` is the backup w_{t−τ} of the paper's Algorithm 2: the jobs of one version share one tensor, which is freed
     with the last of them. `repeat` tells apart several jobs of one version to one device, so that they draw different
-    batches.
+    batches. `drift` is added to every local gradient, after clipping (`algorithms/drift.py`).
     """
 
     device: int
@@ -91,6 +91,7 @@ class Job:
     work: Work
     sent_at: float
     repeat: int = 0
+    drift: Vector | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

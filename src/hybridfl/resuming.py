@@ -32,10 +32,10 @@ def _run(folder: Path, tasks: functools._lru_cache_wrapper[Task]) -> Run:
     config = load_config(folder)
     try:
         plan = _from(config, tasks)
-    except InputError as error:
+    except (InputError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(
             f"The run in '{folder}' cannot be made again from what it says of itself ({error}). If it was begun from Python, "
-            "go on there: call `simulate` with the same values and the same `out`."
+            "go on there: call `simulate` with the same values and the same `out`. Traces are looked for where it was begun."
         ) from None
     check_folder(folder, plan.config())
     return plan
@@ -52,5 +52,5 @@ def _from(config: Config, tasks: functools._lru_cache_wrapper[Task]) -> Run:
         config["evaluate_every"],
         config["seed"],
         config["label"],
-        read_guard(config["guard"]),
+        read_guard(config.get("guard", "None")),
     )

@@ -91,9 +91,10 @@ class RunFolder:
 
     def go_on_from(self, positions: Mapping[str, Position]) -> None:
         """Forget what was written after a checkpoint: it will be written again."""
-        (self.folder / FINISHED).unlink(missing_ok=True)
-        for lines in self._lines:
-            lines.cut(positions[lines.path.name])
+        with self._said_in_one_line():
+            (self.folder / FINISHED).unlink(missing_ok=True)
+            for lines in self._lines:
+                lines.cut(positions[lines.path.name])
 
     def write(self, record: Record, arrivals: tuple[Arrival, ...]) -> None:
         with self._said_in_one_line():

@@ -14,7 +14,7 @@ class NobodyLeft(RuntimeError):  # noqa: N818 - whoever catches it reads what ha
     """Nothing is in flight, no wake-up is set and nobody will ever come online: the run would wait for ever."""
 
 
-def never(now: float) -> float:
+def never(now: float, barred: frozenset[int]) -> float:
     """Nobody comes online later: all are there already."""
     return math.inf
 
@@ -68,7 +68,7 @@ class Simulation:
         fleet: Fleet,
         trainer: Trainer,
         timing: Timing,
-        comes_online: Callable[[float], float] = never,
+        comes_online: Callable[[float, frozenset[int]], float] = never,
         answer: Callable[[Update], Update] = as_trained,
         traffic: Traffic | None = None,
     ) -> None:
@@ -112,14 +112,15 @@ class Simulation:
                 heapq.heappush(traffic.events, (_instant(job.sent_at + trip), job.device))
         traffic.wake_at = outbox.wake_at
 
-    def jump(self) -> tuple[Job, ...]:
+    def jump(self, barred: frozenset[int] = frozenset()) -> tuple[Job, ...]:
         """Let the clock jump to the next arrival or wake-up, and say what has to be `trained` before it can be received.
 
-        That is all untrained jobs in flight, if one of them arrives now, and otherwise none.
+        That is all untrained jobs in flight, if one of them arrives now, and otherwise none. For who is `barred` nobody waits.
         """
         traffic = self._traffic
         first_event = traffic.events[0][0] if traffic.events else None
-        instants = [at for at in (traffic.wake_at, first_event) if at is not None] or [self._comes_online(traffic.now)]
+        instants = [at for at in (traffic.wake_at, first_event) if at is not None]
+        instants = instants or [self._comes_online(traffic.now, barred)]
         if not math.isfinite(instants[0]):
             raise NobodyLeft("Nothing is in flight, no wake-up is set and nobody will come online any more.")
         # A wake-up is never early, not even by rounding: an algorithm woken before its deadline would ask again for ever.

@@ -21,9 +21,10 @@ from hybridfl.data.federated import Samples
 from hybridfl.dense import Dense
 from hybridfl.evaluation import Scores
 from hybridfl.free_memory import free_bytes
-from hybridfl.protocol import Job, Update, Vector, Work
+from hybridfl.protocol import Job, Update, Vector
 from hybridfl.randomness import keys
 from hybridfl.resident import CUDA, resident, uploaded
+from hybridfl.vectors import drifts
 
 _BLOCK = 1024
 
@@ -88,12 +89,16 @@ class _Compiled:
     tiles: int
     pulls: bool
     clips: bool
+    drifts: bool
 
     @classmethod
-    def of(cls, data: _Data, work: Work) -> _Compiled:
+    def of(cls, data: _Data, job: Job) -> _Compiled:
+        work = job.work
         batch = min(work.batch_size, data.widest)
         rows = min(64, max(16, triton.next_power_of_2(batch)))
-        return cls(data.kind, rows, -(-batch // rows), work.proximal > 0, math.isfinite(work.clip))
+        return cls(
+            data.kind, rows, -(-batch // rows), work.proximal > 0, math.isfinite(work.clip), job.drift is not None
+        )
 
 
 class CudaSoftmaxSGD:
@@ -116,11 +121,11 @@ class CudaSoftmaxSGD:
         pairs = [(trainer, job) for trainer, jobs in wanted for job in jobs]
         updates: list[Update | None] = [None] * len(pairs)
         groups: dict[_Compiled, list[int]] = {}
-        known: dict[tuple[int, int], list[int]] = {}  # the jobs of a version share their work
+        known: dict[tuple[int, int, bool], list[int]] = {}  # the jobs of a version share their work
         for place, (trainer, job) in enumerate(pairs):
-            key = id(trainer), id(job.work)
+            key = id(trainer), id(job.work), job.drift is not None
             if key not in known:
-                known[key] = groups.setdefault(_Compiled.of(trainer._data, job.work), [])
+                known[key] = groups.setdefault(_Compiled.of(trainer._data, job), [])
             known[key].append(place)
         for compiled, places in groups.items():
             for few in _launches(places, pairs):
@@ -177,6 +182,7 @@ def _train(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]], compiled: _Compiled) -> 
     check_size(received, first.inputs.shape[1], first.dense)
 
     jobs = [job for _, job in pairs]
+    added = drifts(jobs)
     devices = np.array([job.device for job in jobs])
     owner = np.array([numbers_of[id(trainer)] for trainer, _ in pairs])
     offsets = np.empty(len(pairs), dtype=np.int64)
@@ -212,6 +218,7 @@ def _train(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]], compiled: _Compiled) -> 
         columns,
         numbers,
         received,
+        received if added is None else added,
         first.inputs,
         first.targets,
         order,
@@ -222,6 +229,7 @@ def _train(pairs: Sequence[tuple[CudaSoftmaxSGD, Job]], compiled: _Compiled) -> 
         ROWS=rows_a_tile,
         TILES=tiles,
         PULLS=compiled.pulls,
+        DRIFTS=compiled.drifts,
         CLIPS=compiled.clips,
         num_warps=4,
         **constants,

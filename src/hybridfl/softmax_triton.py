@@ -55,6 +55,7 @@ def train(
     columns,
     numbers,
     received,
+    drifts,
     inputs,
     targets,
     order,
@@ -72,6 +73,7 @@ def train(
     UNIT: tl.constexpr,
     BYTES: tl.constexpr,
     PULLS: tl.constexpr,
+    DRIFTS: tl.constexpr,
     CLIPS: tl.constexpr,
 ):
     """Train job j: columns[j] and numbers[j] say where its weights and samples lie and how it is trained.
@@ -106,6 +108,9 @@ def train(
         tl.store(w_at + i * WIDTH * COLUMNS + cell, tl.load(flat + i * WIDTH, mask=inside, other=0.0))
     b = tl.load(received + weights_at + CLASSES * FEATURES + c, mask=c < CLASSES, other=0.0)
     received_b = b
+    drift = drifts + j.to(tl.int64) * (CLASSES * FEATURES + CLASSES)
+    if DRIFTS:
+        drift_b = tl.load(drift + CLASSES * FEATURES + c, mask=c < CLASSES, other=0.0)
     tl.debug_barrier()
 
     steps_an_epoch = (count + batch - 1) // batch
@@ -180,6 +185,13 @@ def train(
                 step = tl.load(w_at + size_of_w + i * WIDTH * COLUMNS + cell)
                 tl.store(w_at + i * WIDTH * COLUMNS + cell, w + part * step)
             new_b = b + part * (new_b - b)
+        if DRIFTS:
+            for i in tl.static_range(CHUNKS):
+                inside = (k[:, None] < FEATURES - i * WIDTH) & (c[None, :] < CLASSES)
+                added = tl.load(drift + c[None, :] * FEATURES + i * WIDTH + k[:, None], mask=inside, other=0.0)
+                w = tl.load(w_at + i * WIDTH * COLUMNS + cell)
+                tl.store(w_at + i * WIDTH * COLUMNS + cell, w - rate * added)
+            new_b -= rate * drift_b
         b = new_b
         tl.debug_barrier()
 

@@ -17,6 +17,7 @@ from typing import Any
 from hybridfl.algorithms.ad_sgd import Correction, Diagonal, MeanRankOne, NoCorrection, RankOne, Secant
 from hybridfl.algorithms.averages import Average, ClippedMean, Mean, Median, TrimmedMean
 from hybridfl.algorithms.blend import Blend, ByStaleness, ConstantWeight, DataShare, Printed, Weight
+from hybridfl.algorithms.drift import DriftControl
 from hybridfl.algorithms.fedasync import FedAsync
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
@@ -25,6 +26,7 @@ from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL, Merge
 from hybridfl.algorithms.local_work import (
     ConstantRate,
+    Cosine,
     FullWork,
     InverseSqrt,
     InverseTime,
@@ -63,6 +65,7 @@ Constructor = Callable[..., Any]
 
 ALGORITHMS: Mapping[str, Constructor] = {
     "hfl": HFL,
+    "hfl-drift": HFL.drift_controlled,
     "hfl-as-printed": HFL.as_printed,
     "fedavg": FedAvg,
     "fedprox": FedProx,
@@ -85,6 +88,7 @@ PACES = (PaperDelays, ConstantSeconds, Drawn, ComputeAndLink, Recorded, PerDevic
 
 PARTS: Mapping[Any, tuple[type, ...]] = {
     Merge: (Memory, Blend),
+    DriftControl: (DriftControl,),
     Average: (Mean, ClippedMean, Median, TrimmedMean),
     Correction: (Secant, RankOne, MeanRankOne, Diagonal, NoCorrection),
     Weight: (Printed, ByStaleness, ConstantWeight, DataShare),
@@ -93,7 +97,7 @@ PARTS: Mapping[Any, tuple[type, ...]] = {
     StalenessWeight: (Polynomial, Constant, Hinge),
     Local: (FullWork, PartialWork),
     FullWork: (FullWork,),
-    Schedule: (InverseTime, InverseSqrt, ConstantRate),
+    Schedule: (InverseTime, InverseSqrt, ConstantRate, Cosine),
     Partition: (PowerLaw, IID, Dirichlet, Shards),
     Users: (Merged, Chosen),
     Pace: PACES,

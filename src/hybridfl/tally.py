@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Scores
-from hybridfl.protocol import Vector
+from hybridfl.protocol import Job, Vector
 from hybridfl.records import Arrival, Record
 from hybridfl.run import Moment
 
@@ -39,12 +40,18 @@ class Draft:
         return Snapshot(Record(**self.counts, **vars(scores)), self.arrivals)
 
 
+def models_in(jobs: Sequence[Job]) -> int:
+    """A job carries a model and, under drift control, a vector of the same length."""
+    return sum(1 if job.drift is None else 2 for job in jobs)
+
+
 @dataclass(eq=False)
 class Tally:
     """Counts what happened since the start, and since the last record."""
 
     bytes_a_model: int
     sent: int
+    """Vectors of the model's length on their way to devices."""
     received: int = 0
     merged: int = 0
     discarded: int = 0
@@ -83,17 +90,20 @@ class Tally:
             self.in_vain = 0
         elif moment.inbox.devices:
             self.in_vain += 1
+        self.received += len(moment.inbox.updates)
+        self.sent += models_in(moment.outbox.jobs)
+        self.forgotten += moment.outbox.forgotten
+        self.barred = len(moment.state.fleet.barred)
+
+    def check_progress(self) -> None:
+        """Raise `InputError` if nothing of use has come for very long: a run that ends with a version would never end."""
         if self.in_vain >= MOST_IN_VAIN:
             last = self.arrivals[-1]
             reason = last.discarded or last.refused or last.lost
             raise InputError(
                 f"{self.in_vain} times in a row all that came was in vain, the last time as '{reason}', so no version will "
-                "ever be made: give devices more time, or fewer faults."
+                "ever be made: give devices more time, or fewer faults, or end the run after --seconds."
             )
-        self.received += len(moment.inbox.updates)
-        self.sent += len(moment.outbox.jobs)
-        self.forgotten += moment.outbox.forgotten
-        self.barred = len(moment.state.fleet.barred)
 
     def draft(self, version: int, seconds: float, weights: Vector) -> Draft:
         """What a record says of this instant, but for its scores."""

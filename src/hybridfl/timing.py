@@ -134,9 +134,9 @@ class Drawn:
 class ComputeAndLink:
     """seconds = c_i·n_i·E + B/down_i + B/up_i + latency
 
-    c_i: seconds a sample, n_i: the device's samples, E: epochs of the job, B: bytes of the model; c_i and the bytes a second
-    down and up are the device's own, drawn from their laws once. What is expected of a device beforehand is for
-    `expected_epochs`.
+    c_i: seconds a sample, n_i: the device's samples, E: epochs of the job, B: bytes of the model, twice as many down where
+    drift is controlled; c_i and the bytes a second down and up are the device's own, drawn from their laws once. What is
+    expected of a device beforehand is for `expected_epochs`.
     """
 
     seconds_per_sample: Law = Lognormal(0.6, median=0.001)
@@ -158,28 +158,35 @@ class ComputeAndLink:
                 (self.bytes_per_second_up, "uplink"),
             )
         )
-        link = roster.model_bytes / down + roster.model_bytes / up + self.latency
-        return LinkedPaces(per_sample * roster.num_samples, link, self.expected_epochs)
+        return LinkedPaces(
+            per_sample * roster.num_samples,
+            roster.model_bytes / down,
+            roster.model_bytes / up + self.latency,
+            self.expected_epochs,
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class LinkedPaces:
-    """seconds = epochs × seconds of an epoch + seconds of the link, device by device."""
+    """seconds = epochs × seconds of an epoch + seconds of the link down and up, device by device."""
 
     seconds_per_epoch: NDArray[np.float64]
-    link_seconds: NDArray[np.float64]
+    seconds_down: NDArray[np.float64]
+    seconds_up: NDArray[np.float64]
     expected_epochs: int
 
     @property
     def expected_seconds(self) -> NDArray[np.float64]:
-        return self.seconds_per_epoch * self.expected_epochs + self.link_seconds
+        return self.seconds_per_epoch * self.expected_epochs + (self.seconds_down + self.seconds_up)
 
     @property
     def is_straggler(self) -> NDArray[np.bool_]:
         return _with_slow_ones(self.expected_seconds).is_straggler
 
     def __call__(self, job: Job) -> float:
-        return float(self.seconds_per_epoch[job.device] * job.work.epochs + self.link_seconds[job.device])
+        down, up = self.seconds_down[job.device], self.seconds_up[job.device]
+        link = (down if job.drift is None else 2 * down) + up
+        return float(self.seconds_per_epoch[job.device] * job.work.epochs + link)
 
 
 @dataclass(frozen=True)
@@ -203,8 +210,12 @@ class Recorded:
             capacities = read_capacities(self.path)
             place = np.arange(len(roster)) % len(capacities.seconds_per_sample)
             down, up = capacities.bytes_per_second_down[place], capacities.bytes_per_second_up[place]
-            link = roster.model_bytes / down + roster.model_bytes / up + self.latency
-            return LinkedPaces(capacities.seconds_per_sample[place] * roster.num_samples, link, self.expected_epochs)
+            return LinkedPaces(
+                capacities.seconds_per_sample[place] * roster.num_samples,
+                roster.model_bytes / down,
+                roster.model_bytes / up + self.latency,
+                self.expected_epochs,
+            )
         return RecordedSeconds.of(read_seconds(self.path), roster)
 
 

@@ -22,7 +22,7 @@ from hybridfl.errors import InputError
 from hybridfl.losses import Loss, cross_entropy, loss_by_sample
 from hybridfl.protocol import Job, Trainer, Update, Vector, Work
 from hybridfl.threads import CORES, ModelOfEachThread, pool, shared_out
-from hybridfl.vectors import flatten, unflatten
+from hybridfl.vectors import drifts, flatten, unflatten
 
 
 class JointTrainer(Trainer, Protocol):
@@ -41,10 +41,10 @@ ALONE_FROM = 200_000
 
 
 class LocalSGD:
-    """w ← w − η·clip(∇ℓ_batch(w) + 2ε·w + μ·(w − w_received)), step after step, E epochs over the device's own samples
+    """w ← w − η·(clip(∇ℓ_batch(w) + 2ε·w + μ·(w − w_received)) + drift), E epochs over the device's own samples
 
-    η, μ, E, the batch size and the longest gradient come with each job's work; clip(g) = g·min(1, clip/‖g‖); ε is the L2
-    term's (the objective is F_i(w) + ε‖w‖²).
+    drift comes with the job, η, μ, E, the batch size and the longest gradient with its work; clip(g) = g·min(1, clip/‖g‖);
+    ε is the L2 term's (the objective is F_i(w) + ε‖w‖²).
 
     Jobs advance together: their weights are one matrix, a step is one `vmap` of the gradient over its rows. Jobs of
     different versions, rates and μ share it. They are ordered by their number of steps, so a step touches exactly the
@@ -131,25 +131,32 @@ class LocalSGD:
         with torch.no_grad():
             for parameter, start in zip(model.parameters(), received, strict=True):
                 parameter.copy_(start)
+        drift = None if job.drift is None else list(unflatten(model, job.drift).values())
         losses = []
         for epoch, rows_of_epoch in enumerate(order, start=1):
             for rows in torch.split(rows_of_epoch, int(batches.batch_sizes[0])):
                 if stop.is_set():
                     raise CancelledError
                 inputs, targets = self._samples.take(rows)
-                value = self._step(model, inputs, targets, received, job.work)
+                value = self._step(model, inputs, targets, received, drift, job.work)
                 if epoch == job.work.epochs:
                     losses.append(float(value))
         return Update(job, flatten(model), int(batches.num_steps[0]), math.fsum(losses) / len(losses))
 
     def _step(
-        self, model: nn.Module, inputs: Tensor, targets: Tensor, received: Sequence[Tensor], work: Work
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        targets: Tensor,
+        received: Sequence[Tensor],
+        drift: Sequence[Tensor] | None,
+        work: Work,
     ) -> Tensor:
         parameters = list(model.parameters())
         value = loss_by_sample(self._loss, model(inputs), targets).mean()
         gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
-            descend(parameters, gradients, received, work, self._l2)
+            descend(parameters, gradients, received, drift, work, self._l2)
         return value.detach()
 
     def _train_stacked(self, jobs: Sequence[Job], batches: Batches, stop: threading.Event) -> list[Update]:
@@ -169,6 +176,7 @@ class LocalSGD:
         rates = weights.new_tensor([jobs[j].work.learning_rate for j in ranked]).unsqueeze(1)
         pulls = weights.new_tensor([jobs[j].work.proximal for j in ranked]).unsqueeze(1)
         longest = weights.new_tensor([jobs[j].work.clip for j in ranked]).unsqueeze(1)
+        added = drifts([jobs[j] for j in ranked])
         last_epoch_starts = torch.from_numpy(steps - batches.steps_per_epoch[ranked])
         losses = torch.zeros(len(jobs))
 
@@ -184,6 +192,8 @@ class LocalSGD:
             gradients, values = gradients_of(now, inputs, targets, shares)
             gradients = gradients + 2 * self._l2 * now + pulls[:active] * (now - received[:active])
             gradients = shortened(gradients, longest[:active])
+            if added is not None:
+                gradients = gradients + added[:active]
             now -= rates[:active] * gradients
             losses[:active] += torch.where(step >= last_epoch_starts[:active], values, 0.0)
 
@@ -211,9 +221,14 @@ class _Bundle:
 
 
 def descend(
-    parameters: Sequence[Tensor], gradients: Sequence[Tensor], received: Sequence[Tensor], work: Work, l2: float
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    received: Sequence[Tensor],
+    drift: Sequence[Tensor] | None,
+    work: Work,
+    l2: float,
 ) -> None:
-    """w ← w − η·clip(g + 2ε·w + μ·(w − w_received)), in place; `gradients` are used up."""
+    """w ← w − η·(clip(g + 2ε·w + μ·(w − w_received)) + drift), in place; `gradients` are used up."""
     for weight, gradient, start in zip(parameters, gradients, received, strict=True):
         gradient.add_(weight, alpha=2 * l2 + work.proximal)
         if work.proximal:
@@ -223,6 +238,8 @@ def descend(
         if length > work.clip:
             for gradient in gradients:
                 gradient.mul_(work.clip / length)
+    for added, gradient in zip(drift or (), gradients, strict=drift is not None):
+        gradient.add_(added)
     for weight, gradient in zip(parameters, gradients, strict=True):
         weight.sub_(gradient, alpha=work.learning_rate)
 

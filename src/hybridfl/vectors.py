@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from hybridfl.protocol import Update, Vector
+from hybridfl.protocol import Job, Update, Vector
 
 
 def flatten(model: nn.Module) -> Vector:
@@ -41,6 +41,13 @@ def deltas(updates: Sequence[Update]) -> Tensor:
     bases = [update.job.weights for update in updates]
     shared = all(base is bases[0] for base in bases)
     return torch.stack([update.weights for update in updates]).sub_(bases[0] if shared else torch.stack(bases))
+
+
+def drifts(jobs: Sequence[Job]) -> Tensor | None:
+    """[m, n]: what each job adds to its gradients; None where none adds anything."""
+    if all(job.drift is None for job in jobs):
+        return None
+    return torch.stack([torch.zeros_like(job.weights) if job.drift is None else job.drift for job in jobs])
 
 
 def weighted_sum(coefficients: Tensor, rows: Tensor) -> Vector:

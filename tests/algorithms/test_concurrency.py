@@ -69,7 +69,7 @@ def test_never_more_than_the_concurrency_are_at_work(algorithm: Algorithm[Any]) 
 @pytest.mark.parametrize("algorithm", [FedAsync(), FedBuff(buffer=2), FedAsync(concurrency=2)])
 def test_with_nobody_there_they_wait_until_somebody_comes(algorithm: Algorithm[Any]) -> None:
     fleet = replace(FLEET, online=lambda devices, now: np.full(len(devices), now >= 5.0))
-    simulation = Simulation(fleet, Towards(), lambda job: 1.0, lambda now: 5.0 if now < 5.0 else math.inf)
+    simulation = Simulation(fleet, Towards(), lambda job: 1.0, lambda now, barred: 5.0 if now < 5.0 else math.inf)
     state, outbox = algorithm.init(vector(1.0), fleet)
     assert outbox.jobs == ()
     moments = run(algorithm, simulation, state, outbox)
@@ -88,7 +88,7 @@ def test_bad_numbers_are_refused(make: Any) -> None:
 @pytest.mark.parametrize("algorithm", [FedAsync(), FedBuff(buffer=1), FedAsync(concurrency=2)])
 def test_who_comes_back_is_not_kept_waiting_by_a_slow_device(algorithm: Algorithm[Any]) -> None:
     fleet = replace(fleet_of(1, 1), online=lambda devices, now: (devices == 1) | (now >= 50.0))
-    simulation = Simulation(fleet, Towards(), lambda job: 1000.0 if job.device else 1.0, lambda now: 50.0)
+    simulation = Simulation(fleet, Towards(), lambda job: 1000.0 if job.device else 1.0, lambda now, barred: 50.0)
     for moment in run(algorithm, simulation, *algorithm.init(vector(1.0), fleet)):
         if moment.outbox.jobs:
             break

@@ -307,7 +307,7 @@ def test_who_joins_late_gets_the_newest_version_at_the_next_closing() -> None:
 def test_with_nobody_there_it_waits_until_somebody_comes() -> None:
     here = Here(7.0, 9.0)
     algorithm, fleet = HFL(), replace(fleet_of(1, 1), online=here)
-    simulation = Simulation(fleet, Towards(), lambda job: 1.0, here.next)
+    simulation = Simulation(fleet, Towards(), lambda job: 1.0, lambda now, barred: here.next(now))
     state, outbox = algorithm.init(vector(1.0), fleet)
     assert (outbox.jobs, outbox.wake_at) == ((), None)
     moments = run(algorithm, simulation, state, outbox)

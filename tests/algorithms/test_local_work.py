@@ -1,7 +1,7 @@
 import pytest
 
 from fakes import fleet_of
-from hybridfl.algorithms.local_work import ConstantRate, FullWork, InverseSqrt, InverseTime, PartialWork
+from hybridfl.algorithms.local_work import ConstantRate, Cosine, FullWork, InverseSqrt, InverseTime, PartialWork
 from hybridfl.errors import InputError
 from hybridfl.protocol import Work
 
@@ -12,6 +12,8 @@ def test_schedules_by_hand() -> None:
     assert [InverseTime(0.1)(t) for t in (0, 1, 4)] == pytest.approx([0.1, 0.05, 0.02])
     assert [InverseSqrt(0.1)(t) for t in (0, 3, 24)] == pytest.approx([0.1, 0.05, 0.02])
     assert [ConstantRate(0.1)(t) for t in (0, 3, 24)] == [0.1, 0.1, 0.1]
+    # (1 + cos 0)/2 = 1, (1 + cos(π/3))/2 = ¾, (1 + cos(π/2))/2 = ½, then 1/T for good
+    assert [Cosine(0.1, 60)(t) for t in (0, 20, 30, 60, 500)] == pytest.approx([0.1, 0.075, 0.05, 0.1 / 60, 0.1 / 60])
 
 
 def test_full_work_is_the_same_for_every_device() -> None:

@@ -27,6 +27,21 @@ def test_two_devices_by_hand() -> None:
     assert_close(weights, vector(1.04))
 
 
+def test_normalised_what_one_loses_all_get() -> None:
+    """As above: shares ¼·1 and ¾·0.8 become 0.25/0.85 and 0.6/0.85."""
+    fresh = answer(job(0, version=5, base=[1.0], rate=0.1), -0.2)
+    late = answer(job(1, version=3, base=[0.8], rate=0.2), 0.3)
+    memory = Memory(RankOne(0.2), normalised=True)
+    weights, _ = memory.close(None, vector(1.0), 5, 0.1, [fresh, late], FLEET)
+    assert_close(weights, vector(1.0 - 0.1 * (0.25 * 2 + 0.6 * -1.5) / 0.85))
+
+
+def test_normalised_where_all_is_damped_nothing_explodes() -> None:
+    late = answer(job(0, version=0, base=[0.0], rate=0.1), 1.0)
+    weights, _ = Memory(Secant(), normalised=True).close(None, vector(0.5), 3, 0.1, [late], fleet_of(1))
+    assert_close(weights, vector(0.5))
+
+
 def test_a_device_not_heard_from_is_remembered_and_corrected_anew() -> None:
     memory = Memory(RankOne(0.2))
     first = [answer(job(0, 0, [1.0], rate=0.1), -0.2), answer(job(1, 0, [1.0], rate=0.1), 0.1)]

@@ -14,8 +14,12 @@ from hybridfl.errors import InputError, require_positive
 from hybridfl.protocol import Algorithm, Fleet, Inbox, Job, Lost, Outbox, Receipt, Update, Vector
 from hybridfl.vectors import deltas
 
-FEWEST_NORMS = 5
-"""With fewer updates than these there is no telling what is usual."""
+FEWEST = 3
+"""Of fewer devices than these, or than all, there is no telling what is usual: a single one could say anything."""
+
+TOO_EARLY = "too early to tell what is usual"
+MOST_EARLY = 20
+"""So many answers are held back for that reason; then whoever has answered is all there is to go by."""
 
 PAST_JOBS = 1000
 """So many jobs that have ended are remembered, to say what is wrong with another answer to one of them."""
@@ -27,14 +31,17 @@ class Guard:
         its device has no such job: a version never sent, a second answer, an answer to a job that was given up,
         it is not of the model's shape and dtype, or holds a value that is not finite,
         k < 1 or k > the steps that E epochs over the device's samples make,
-        ‖Δ‖/(η·k) > `norm` × the median of the last `history` updates that were not refused, its own instant's included.
+        both ‖Δ‖/η and ‖Δ‖/(η·k) are more than `norm` × the medians over devices of what each sent last.
 
-    Δ: the device's step, η: its learning rate, k: the number of local steps it says it took. Divided by η·k, devices with much
-    data and with little, early and late ones, can be compared: it is the length of the mean gradient.
+    Δ: the device's step, η: its learning rate, k: the number of local steps it says it took. The second is the length of its
+    mean gradient: long in a device of few samples, as many steps lead to where there is little left to learn; the first is
+    long in one of many. Honest devices are usual in one or the other, whatever they hold. Every device counts once, however
+    often it answers: with what it sent before or, if that is nothing, now; of a large fleet the `history` that answered last.
 
-    For the algorithm a refused update is a lost job: its device is free again. A device whose answers to its jobs are
-    refused `quarantine` times in a row gets no more jobs, nor does one that says it holds no samples, or more than `samples` ×
-    the fleet's median. None: no bound.
+    For the algorithm a refused update is a lost job: its device is free again. Before three devices have answered (or all, if
+    there are fewer) nobody knows what is usual: what comes till then, 20 answers at most, is refused and held against nobody.
+    A device whose answers to its jobs are refused `quarantine` times in a row gets no more jobs, nor does one that says it
+    holds no samples, or more than `samples` × the median of those that hold any. None: no bound.
     """
 
     norm: float | None = 10.0
@@ -46,12 +53,16 @@ class Guard:
         for name in ("norm", "history", "samples", "quarantine"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
-        if self.history < FEWEST_NORMS:
-            raise InputError(f"history={self.history}: the median of so few says nothing. Give {FEWEST_NORMS} or more.")
+        if self.history < FEWEST:
+            raise InputError(f"history={self.history}: the median of so few says nothing. Give {FEWEST} or more.")
 
 
 JobName = tuple[int, int, int, float]
 """(device, version, repeat, sent_at): what tells a job from all others."""
+
+
+Lengths = tuple[float, float]
+"""‖Δ‖/η and ‖Δ‖/(η·k) of an answer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +73,10 @@ class GuardedState:
     jobs: Mapping[JobName, Job] = field(default_factory=dict)
     past: Mapping[JobName, str] = field(default_factory=dict)
     """How the latest jobs ended."""
-    norms: tuple[float, ...] = ()
+    lengths: Mapping[int, Lengths] = field(default_factory=dict)
+    """Of each device's last answer that was not too long, those that answered last at the end."""
+    early: int = 0
+    """How many answers came too early to be judged."""
     strikes: Mapping[int, int] = field(default_factory=dict)
     """Refusals in a row, by device."""
 
@@ -94,14 +108,16 @@ class Guarded:
 
     def step(self, state: GuardedState, inbox: Inbox) -> tuple[GuardedState, Outbox]:
         # Nothing an answer says of its own job is believed: it is judged, and merged, by the job that was sent.
-        updates = [replace(update, job=state.jobs.get(_name(update.job), update.job)) for update in inbox.updates]
-        losses = [lost for lost in inbox.lost if _name(lost.job) in state.jobs]
-        reasons, norms = self._judge(state, updates)
+        updates = [_as_sent(update, state.jobs) for update in inbox.updates]
+        reasons, lengths = self._judge(state, updates)
         good = [update for update, reason in zip(updates, reasons, strict=True) if reason is None]
         refused = {_name(u.job): r for u, r in zip(updates, reasons, strict=True) if r is not None}
         answered = {_name(update.job) for update in good}
         given_up = [Lost(state.jobs[name], refused[name]) for name in (refused.keys() & state.jobs.keys()) - answered]
-        state = self._with_strikes(state, good, [lost.job for lost in given_up])
+        state = self._with_strikes(state, good, [lost.job for lost in given_up if lost.reason != TOO_EARLY])
+        # A job ends once: what was answered is not lost as well, whatever a transport's timeout says.
+        ended_already = answered | {_name(lost.job) for lost in given_up}
+        losses = [lost for lost in inbox.lost if _name(lost.job) in state.jobs.keys() - ended_already]
 
         inner, outbox = self.algorithm.step(
             state.inner,
@@ -117,11 +133,12 @@ class Guarded:
         jobs = {name: job for name, job in state.jobs.items() if name not in ended}
         jobs |= {_name(job): job for job in outbox.jobs}
         past = dict(list((dict(state.past) | ended).items())[-PAST_JOBS:])
-        after = replace(state, inner=inner, jobs=jobs, past=past, norms=(state.norms + norms)[-self.guard.history :])
+        early = state.early + reasons.count(TOO_EARLY)
+        after = replace(state, inner=inner, jobs=jobs, past=past, lengths=lengths, early=early)
         return after, replace(outbox, receipts=_receipts(state.version, updates, reasons, outbox.receipts))
 
-    def _judge(self, state: GuardedState, updates: Sequence[Update]) -> tuple[list[str | None], tuple[float, ...]]:
-        """What is wrong with each update, None if nothing, and the norms of the good ones."""
+    def _judge(self, state: GuardedState, updates: Sequence[Update]) -> tuple[list[str | None], dict[int, Lengths]]:
+        """What is wrong with each update, None if nothing, and the devices' lengths after them."""
         reasons: list[str | None] = []
         seen: set[JobName] = set()
         for update in updates:
@@ -131,20 +148,26 @@ class Guarded:
                 seen.add(_name(update.job))
         sound = [place for place, reason in enumerate(reasons) if reason is None]
         if not sound:
-            return reasons, ()
-        lengths = _mean_gradients([updates[place] for place in sound])
-        finite = lengths[np.isfinite(lengths)]
-        known = np.concatenate([state.norms, finite])
-        bound = math.inf
-        if self.guard.norm is not None and len(known) >= FEWEST_NORMS:
-            bound = self.guard.norm * float(np.median(known))
-        for place, length in zip(sound, lengths.tolist(), strict=True):
-            if not math.isfinite(length):
+            return reasons, dict(state.lengths)
+        sent = dict(zip(sound, _lengths([updates[place] for place in sound]), strict=True))
+        finite = {updates[place].job.device: lengths for place, lengths in sent.items() if math.isfinite(lengths[0])}
+        known = finite | dict(state.lengths)
+        fewest = min(FEWEST, len(state.fleet) - len(state.fleet.barred)) if state.early < MOST_EARLY else 0
+        is_early = self.guard.norm is not None and len(known) < fewest
+        bounds = (math.inf, math.inf)
+        if self.guard.norm is not None and known and not is_early:
+            first, second = (self.guard.norm * np.median(list(known.values()), axis=0)).tolist()
+            bounds = first, second
+        for place, lengths in sent.items():
+            if not math.isfinite(lengths[0]):
                 reasons[place] = "not finite"
-            elif length > bound > 0:
+            elif is_early:
+                reasons[place] = TOO_EARLY
+            elif _exceed(lengths, bounds):
                 reasons[place] = "too long"
-        good = [length for place, length in zip(sound, lengths.tolist(), strict=True) if reasons[place] is None]
-        return reasons, tuple(good)
+        usual = {device: lengths for device, lengths in finite.items() if not _exceed(lengths, bounds)}
+        others = {device: lengths for device, lengths in state.lengths.items() if device not in usual}
+        return reasons, dict(list((others | usual).items())[-self.guard.history :])
 
     def _with_strikes(self, state: GuardedState, good: Sequence[Update], refused: Sequence[Job]) -> GuardedState:
         """Count refusals in a row; who has too many is barred."""
@@ -165,8 +188,14 @@ class Guarded:
     def _absurd(self, fleet: Fleet) -> frozenset[int]:
         """Whose number of samples cannot be true."""
         counts = fleet.num_samples
-        most = math.inf if self.guard.samples is None else self.guard.samples * float(np.median(counts))
+        holding = counts[counts > 0]
+        most = self.guard.samples * float(np.median(holding)) if self.guard.samples and len(holding) else math.inf
         return frozenset(np.flatnonzero((counts < 1) | (counts > most)).tolist())
+
+
+def _as_sent(update: Update, jobs: Mapping[JobName, Job]) -> Update:
+    weights = update.weights.detach() if isinstance(update.weights, torch.Tensor) else update.weights
+    return replace(update, job=jobs.get(_name(update.job), update.job), weights=weights)
 
 
 def _wrong_with(update: Update, state: GuardedState) -> str | None:
@@ -176,23 +205,28 @@ def _wrong_with(update: Update, state: GuardedState) -> str | None:
         if name in state.past:
             return f"its job was {state.past[name]}"
         return "a version never sent" if job.version > state.version or job.version < 0 else "no such job"
+    if not isinstance(update.weights, torch.Tensor) or update.weights.layout != torch.strided:
+        return "not a vector"
     if update.weights.shape != state.weights.shape:
         return f"shape {list(update.weights.shape)} instead of {list(state.weights.shape)}"
     if update.weights.dtype != state.weights.dtype:
         return f"{update.weights.dtype} instead of {state.weights.dtype}"
     samples = int(state.fleet.num_samples[job.device])
     most = job.work.epochs * -(-samples // min(job.work.batch_size, samples))
-    if not 1 <= update.num_steps <= most:
+    if not isinstance(update.num_steps, int) or not 1 <= update.num_steps <= most:
         return f"{update.num_steps} steps where its samples make {most}"
     return None
 
 
-def _mean_gradients(updates: Sequence[Update]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """‖Δ‖/(η·k) of each; NaN or ∞ where anything in it is."""
-    steps = deltas(updates)
-    norms = torch.linalg.vector_norm(steps, dim=1).double().cpu().numpy()
-    scale = np.array([update.job.work.learning_rate * update.num_steps for update in updates])
-    return np.asarray(norms / scale, dtype=np.float64)
+def _lengths(updates: Sequence[Update]) -> list[Lengths]:
+    """NaN or ∞ where anything in an update is."""
+    norms = torch.linalg.vector_norm(deltas(updates), dim=1).tolist()
+    lengths = [norm / update.job.work.learning_rate for norm, update in zip(norms, updates, strict=True)]
+    return [(length, length / update.num_steps) for length, update in zip(lengths, updates, strict=True)]
+
+
+def _exceed(lengths: Lengths, bounds: Lengths) -> bool:
+    return all(length > bound > 0 for length, bound in zip(lengths, bounds, strict=True))
 
 
 def _receipts(

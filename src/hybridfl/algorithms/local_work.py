@@ -58,6 +58,22 @@ class ConstantRate:
         return self.rate
 
 
+@dataclass(frozen=True)
+class Cosine:
+    """η_t = η_0·(1 + cos(π·t/T))/2, and from where that is less, η_0/T: large steps for long, then to rest at version T."""
+
+    initial: float = 0.1
+    versions: int = 200
+
+    def __post_init__(self) -> None:
+        require_positive("learning rate", self.initial)
+        require_positive("versions", self.versions)
+
+    def __call__(self, version: int) -> float:
+        part = (1 + math.cos(math.pi * min(1.0, version / self.versions))) / 2
+        return self.initial * max(part, 1 / self.versions)
+
+
 class Local(Protocol):
     """The work for each of some devices on one version. `learning_rate` is η_t, which the server's own step may need too."""
 

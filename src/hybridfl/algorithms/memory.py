@@ -56,12 +56,16 @@ class Memory:
     `storage="float16"` takes half the memory: a row is kept as float16 in a unit of its own, since Δ shrinks with the learning
     rate, with 3 digits (a relative error of 2⁻¹¹ in each number). Δ_i·d_i is of the step as kept, so it stays the product of
     that step with d_i. Old models, where `correction` needs them, stay float32: d_i is the small difference of two.
+
+    `normalised`: what a correction takes from some is given to all, q_i·(1 + s_i)/Σ_j q_j·(1 + s_j). Where most devices are
+    slow and damped, those that are not count by their share of what is left, and the model moves on at full speed.
     """
 
     correction: Correction = Secant()
     average: Average = Mean()
     most: int | None = None
     storage: str = "float32"
+    normalised: bool = False
 
     def __post_init__(self) -> None:
         if self.most is not None:
@@ -99,6 +103,8 @@ class Memory:
         own_shares = shares(fleet.num_samples[remembered.devices])
         coefficients = own_shares * (rate / torch.from_numpy(remembered.rates))
         scales, rows = self.correction.corrected(delayed, weights)
+        if self.normalised:
+            scales = scales / _left(beside(own_shares, weights), scales)
         step = self.average(own_shares, beside(coefficients, weights) * scales, rows)
         return weights + step, remembered if self.most is None else _newest(remembered, self.most)
 
@@ -126,6 +132,14 @@ class Memory:
 
 
 _STORAGES = ("float32", "float16")
+
+LEAST_LEFT = 1e-3
+"""Normalised shares are made at most a thousand times larger: where all are damped, all that is left is rounding."""
+
+
+def _left(own_shares: Tensor, scales: Tensor) -> Tensor:
+    """Σ q_i·(1 + s_i)/Σ q_i: exactly 1 where nothing is corrected."""
+    return ((own_shares * scales).sum() / own_shares.sum()).clamp(min=LEAST_LEFT)
 
 
 def _halved(rows: Tensor) -> tuple[Tensor, Tensor]:
