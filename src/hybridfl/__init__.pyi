@@ -1,3 +1,4 @@
+from .algorithms.ad_sgd import Damping as Damping
 from .algorithms.ad_sgd import Diagonal as Diagonal
 from .algorithms.ad_sgd import MeanRankOne as MeanRankOne
 from .algorithms.ad_sgd import NoCorrection as NoCorrection
@@ -66,7 +67,6 @@ from .experiment import simulate as simulate
 from .fleets import day_night as day_night
 from .fleets import fedbuff as fedbuff
 from .fleets import flaky as flaky
-from .fleets import paper as paper
 from .fleets import phones as phones
 from .laws import Fixed as Fixed
 from .laws import HalfNormal as HalfNormal

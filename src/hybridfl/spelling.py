@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from hybridfl.algorithms.ad_sgd import Correction, Diagonal, MeanRankOne, NoCorrection, RankOne, Secant
+from hybridfl.algorithms.ad_sgd import Correction, Damping, Diagonal, MeanRankOne, NoCorrection, RankOne, Secant
 from hybridfl.algorithms.averages import Average, ClippedMean, Mean, Median, TrimmedMean
 from hybridfl.algorithms.blend import Blend, ByStaleness, ConstantWeight, DataShare, Printed, Weight
 from hybridfl.algorithms.drift import DriftControl
@@ -90,7 +90,7 @@ PARTS: Mapping[Any, tuple[type, ...]] = {
     Merge: (Memory, Blend),
     DriftControl: (DriftControl,),
     Average: (Mean, ClippedMean, Median, TrimmedMean),
-    Correction: (Secant, RankOne, MeanRankOne, Diagonal, NoCorrection),
+    Correction: (Secant, RankOne, MeanRankOne, Diagonal, Damping, NoCorrection),
     Weight: (Printed, ByStaleness, ConstantWeight, DataShare),
     Stragglers: (Learned, KnownShare),
     Participants: (Uniform, Everyone, ProportionalToDelay, FirstOf, Deadline),

@@ -86,9 +86,17 @@ class SyntheticCrowd:
 
 @dataclass(frozen=True)
 class FashionMNIST:
-    """Fashion-MNIST with multinomial logistic regression; by default two labels a device and power-law sizes."""
+    """Fashion-MNIST with multinomial logistic regression; by default two labels a device and power-law sizes.
+
+    With `held_out`, so many of the training images are kept from the devices and scored on instead of the test images: for
+    whoever chooses hyperparameters.
+    """
 
     partition: Partition = PowerLaw()
+    held_out: int = 0
+
+    def __post_init__(self) -> None:
+        _check_held_out(self.held_out)
 
     def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
         return _images("fashion-mnist", self, devices, seed, data_dir)
@@ -96,9 +104,16 @@ class FashionMNIST:
 
 @dataclass(frozen=True)
 class MNIST:
-    """MNIST with multinomial logistic regression; by default two labels a device and power-law sizes."""
+    """MNIST with multinomial logistic regression; by default two labels a device and power-law sizes.
+
+    `held_out` is as in `FashionMNIST`.
+    """
 
     partition: Partition = PowerLaw()
+    held_out: int = 0
+
+    def __post_init__(self) -> None:
+        _check_held_out(self.held_out)
 
     def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
         return _images("mnist", self, devices, seed, data_dir)
@@ -207,6 +222,11 @@ def _read_tweets(path: Path) -> Tweets:
     return read_tweets(path)
 
 
+def _check_held_out(images: int) -> None:
+    if not 0 <= images <= 50_000:
+        raise InputError(f"held_out={images}: of 60,000 training images keep 0 to 50,000 for scoring.")
+
+
 def _logistic_regression(name: str, samples: Samples, seed: int) -> Task:
     train, test = samples.split(0.1, seed)
     return Task(name, train, test, LogisticRegression(NUM_FEATURES, NUM_CLASSES), l2=PAPER_L2)
@@ -215,6 +235,9 @@ def _logistic_regression(name: str, samples: Samples, seed: int) -> Task:
 def _images(name: str, recipe: FashionMNIST | MNIST, devices: int, seed: int, data_dir: Path | None) -> Task:
     """The published training images shared out by the partition, the published test images in the same proportions."""
     images, labels, test_images, test_labels = _read_images(tuple(locate(name, data_dir)))
+    if recipe.held_out:
+        images, test_images = images[: -recipe.held_out], images[-recipe.held_out :]
+        labels, test_labels = labels[: -recipe.held_out], labels[-recipe.held_out :]
     rows = recipe.partition(labels.numpy(), devices, seed)
     test_rows = like(rows, labels.numpy(), test_labels.numpy(), seed)
     train = Samples.shared_out(images, labels, rows, scale=1 / 255)

@@ -168,6 +168,20 @@ class RankOne:
 
 
 @dataclass(frozen=True)
+class Damping:
+    """g̃ = factor·g for every delayed gradient, however old: no Taylor step at all, to compare others with."""
+
+    factor: float = 0.7
+    needs_bases: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_positive("factor", self.factor)
+
+    def corrected(self, delayed: Delayed, weights: Vector) -> tuple[Tensor, Tensor]:
+        return delayed.scaled(torch.where(beside(delayed.fresh, weights), 1.0, self.factor))
+
+
+@dataclass(frozen=True)
 class MeanRankOne:
     """g̃ = k·(ḡ + ḡ·(ḡ·d)) = (1 + g·d/k)·g,  ḡ = g/k: the rank-one Hessian of the mean step gradient.
 

@@ -1,0 +1,40 @@
+"""A mean over seeds with its 95 % confidence interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import t
+
+
+@dataclass(frozen=True)
+class Interval:
+    """mean ± t_{0.975, m−1}·s/√m over m seeds; ±∞ of a single one."""
+
+    mean: float
+    half: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        array = np.asarray(values, dtype=np.float64)
+        if len(array) < 2:
+            return cls(float(array.mean()) if len(array) else math.nan, math.inf)
+        half = t.ppf(0.975, len(array) - 1) * array.std(ddof=1) / math.sqrt(len(array))
+        return cls(float(array.mean()), float(half))
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+    def percent(self) -> str:
+        """`83.4 ± 0.3`, in percent."""
+        return (
+            f"{100 * self.mean:.1f} ± {100 * self.half:.1f}" if math.isfinite(self.half) else f"{100 * self.mean:.1f}"
+        )

@@ -1,0 +1,98 @@
+"""Runs studies: what is done is skipped, what was interrupted goes on, and the runs of a study are trained together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+from hybridfl.experiment import save_all
+from hybridfl.paper import results
+from hybridfl.paper.results import Result, distilled
+from hybridfl.paper.study import Arm, Scale, Study, folder_of
+from hybridfl.plan import Run
+from hybridfl.records import Record, load
+from hybridfl.run_folder import FINISHED
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Some studies at some scale, kept in a folder."""
+
+    studies: Sequence[Study]
+    scale: Scale
+    out: Path
+    data_dir: Path | None = None
+
+    def results_of(self, study: Study) -> Path:
+        return self.out / "results" / f"{study.name}.jsonl"
+
+    def play(self, study: Study, device: str) -> Iterator[tuple[Run, Record]]:
+        """Run all that is left of a study; at its end its results are written."""
+        arms, runs = zip(*self.scale.runs(study, self.data_dir), strict=True)
+        folders = [folder_of(self.out, run) for run in runs]
+        yield from save_all(runs, folders, device)
+        results.write(self.results_of(study), map(_result, arms, folders))
+
+
+def _result(arm: Arm, folder: Path) -> Result:
+    wall_seconds = json.loads((folder / FINISHED).read_text())["wall_seconds"]
+    return distilled(load(folder), arm.at, wall_seconds)
+
+
+class PlanDisplay:
+    """How far the study at hand is, and the whole plan; on standard error."""
+
+    def __init__(self, plan: Plan, quiet: bool) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}", table_column=Column(max_width=36, no_wrap=True)),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[news]}", table_column=Column(min_width=30, no_wrap=True)),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=Console(stderr=True),
+            disable=quiet,
+        )
+        self._counts = {study.name: plan.scale.count(study) for study in plan.studies}
+        self._all = self._progress.add_task("[bold]all studies", total=sum(self._counts.values()), news="")
+        self._done = 0.0
+
+    def follow(self, study: Study, playing: Iterator[tuple[Run, Record]]) -> None:
+        """Show a study's runs until it is done."""
+        line = self._progress.add_task(study.name, total=self._counts[study.name], news="")
+        parts: dict[int, float] = {}
+        for run, record in playing:
+            by_version = record.version / run.rounds if run.rounds else 0.0
+            by_time = record.seconds / run.seconds if run.seconds else 0.0
+            parts[id(run)] = min(1.0, max(by_version, by_time))
+            news = f"{run.name}, seed {run.seed}: {record.test_accuracy:.1%}"
+            self._progress.update(line, completed=sum(parts.values()), news=news)
+            self._progress.update(self._all, completed=self._done + sum(parts.values()))
+        self._done += self._counts[study.name]
+        self._progress.update(line, completed=self._counts[study.name], news="done")
+        self._progress.update(self._all, completed=self._done)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+
+def reproduce(
+    plan: Plan, device: str = "auto", quiet: bool = False, each: Callable[[Study], None] = lambda study: None
+) -> None:
+    """Run all studies of a plan; `each` is told of every one that is done."""
+    with PlanDisplay(plan, quiet) as display:
+        for study in plan.studies:
+            display.follow(study, plan.play(study, device))
+            each(study)

@@ -1,0 +1,119 @@
+"""What is kept of the runs: a line a run, small enough to publish, from which all figures and verdicts are made."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridfl.errors import InputError
+from hybridfl.records import Record, SavedRun
+from hybridfl.summary import tail_mean
+
+POINTS = 60
+"""So many points are kept of a curve, besides its first ten."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run: its curves, thinned out, and what is said of it, from all its records."""
+
+    label: str
+    seed: int
+    at: float | None
+    """Where it stands on a sweep's axis."""
+    final_accuracy: float
+    """The mean over the last 15 % of its virtual time."""
+    final_loss: float
+    best_accuracy: float
+    early_swing: float
+    """The mean change of accuracy from one record to the next, in the second tenth of the run, and in its last tenth."""
+    late_swing: float
+    versions: tuple[int, ...]
+    seconds: tuple[float, ...]
+    accuracy: tuple[float, ...]
+    """On test samples."""
+    loss: tuple[float, ...]
+    """On training samples."""
+    wall_seconds: float = math.nan
+
+    def accuracy_at_version(self, version: int) -> float:
+        """Of the last joint model that is no newer; NaN before the first."""
+        place = int(np.searchsorted(self.versions, version, side="right")) - 1
+        return self.accuracy[place] if place >= 0 else math.nan
+
+
+def distilled(run: SavedRun, at: float | None, wall_seconds: float) -> Result:
+    """What is kept of a run."""
+    records = run.records
+    kept = [records[place] for place in _places(len(records))]
+    accuracy = np.array([record.test_accuracy for record in records])
+    return Result(
+        label=run.label,
+        seed=run.seed,
+        at=at,
+        final_accuracy=_rounded(tail_mean(records, "test_accuracy")),
+        final_loss=_rounded(tail_mean(records, "train_loss")),
+        best_accuracy=_rounded(float(np.nanmax(accuracy))),
+        early_swing=_rounded(_swing(records, 0.1, 0.2)),
+        late_swing=_rounded(_swing(records, 0.9, 1.0)),
+        versions=tuple(record.version for record in kept),
+        seconds=tuple(round(record.seconds, 2) for record in kept),
+        accuracy=tuple(_rounded(record.test_accuracy) for record in kept),
+        loss=tuple(_rounded(record.train_loss) for record in kept),
+        wall_seconds=round(wall_seconds, 1),
+    )
+
+
+def write(path: Path, results: Iterable[Result]) -> None:
+    """One line a run, in the order of labels' first appearance and of seeds."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(asdict(result), separators=(",", ":")) + "\n" for result in results))
+
+
+def read(path: Path) -> list[Result]:
+    """The results of a study."""
+    try:
+        return [_result(json.loads(line)) for line in path.read_text().splitlines()]
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"'{path}' cannot be read as results of `hybridfl reproduce` ({error}).") from None
+
+
+def labels(results: Sequence[Result]) -> list[str]:
+    """In the order of their first appearance."""
+    return list(dict.fromkeys(result.label for result in results))
+
+
+def of(results: Sequence[Result], label: str) -> list[Result]:
+    """The runs with this label, one a seed."""
+    return [result for result in results if result.label == label]
+
+
+def _result(row: dict[str, Any]) -> Result:
+    known = {field.name for field in fields(Result)}
+    kept: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in row.items() if name in known
+    }
+    return Result(**kept)
+
+
+def _places(count: int) -> list[int]:
+    spread = np.linspace(0, count - 1, POINTS).round().astype(int)
+    return sorted({*range(min(10, count)), *spread.tolist()})
+
+
+def _swing(records: Sequence[Record], start: float, end: float) -> float:
+    """The mean |change| of test accuracy between successive records of a part of the run's virtual time."""
+    last = records[-1].seconds
+    part = [record.test_accuracy for record in records if start * last <= record.seconds <= end * last]
+    return float(np.mean(np.abs(np.diff(part)))) if len(part) > 1 else math.nan
+
+
+def _rounded(value: float) -> float:
+    """Five digits are more than anything here is certain to; NaN where a run diverged."""
+    return float(f"{value:.5g}") if math.isfinite(value) else math.nan
