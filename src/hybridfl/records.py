@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -94,9 +95,8 @@ def check_folder(folder: Path, config: Config) -> None:
     if not nearest.is_dir():
         raise InputError(f"'{nearest}' is a file, not a folder: choose another --out.")
     try:
-        probe = nearest / ".hybridfl-write-test"
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=nearest):  # a name of its own: other processes may be looking too
+            pass
     except OSError as error:
         raise InputError(f"Cannot write to '{nearest}' ({error.strerror}): choose another --out.") from None
     if (folder / "run.json").exists():

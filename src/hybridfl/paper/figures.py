@@ -1,0 +1,230 @@
+"""Figures of studies: each is a function of results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+
+from hybridfl.charts import GREY, VERMILLION
+from hybridfl.paper import ablation, lambda_0, learning_curves, search
+from hybridfl.paper.interval import Interval
+from hybridfl.paper.results import Result, labels, of
+from hybridfl.paper.study import Study
+from hybridfl.plots import STYLE, TWO_COLUMNS
+from hybridfl.summary import Floats, held
+
+Draw = Callable[[Sequence[Result]], Figure]
+
+
+@dataclass(frozen=True)
+class Look:
+    """A line's colour and dashes."""
+
+    colour: str
+    dash: str = "-"
+    width: float = 1.0
+
+
+LOOKS = {
+    learning_curves.SSGD_: Look(GREY, ":"),
+    learning_curves.PRESET: Look("#7A0177", "-", 1.6),
+    learning_curves.DRIFT: Look("#CC79A7", "-", 1.4),
+    learning_curves.OURS: Look(VERMILLION, "-", 1.6),
+    learning_curves.PRINTED: Look(VERMILLION, "--"),
+    learning_curves.FEDAVG: Look("#0072B2"),
+    learning_curves.UNIFORM: Look("#0072B2", "--"),
+    learning_curves.FEDPROX: Look("#009E73"),
+    learning_curves.FEDASYNC: Look("#E69F00", "--"),
+    learning_curves.FEDBUFF: Look("#E69F00"),
+    "FedAvg with everyone": Look("#0072B2"),
+    lambda_0.PRINTED: Look(VERMILLION),
+    lambda_0.NORMALISED: Look(VERMILLION, "--"),
+    lambda_0.BY_STALENESS: Look("#0072B2"),
+    lambda_0.CONSTANT: Look("#009E73"),
+}
+OTHERS = Look("#56B4E9")
+
+
+def figure_of(study: Study, results: Sequence[Result]) -> Figure:
+    """The figure of a study, ready to be saved."""
+    with mpl.rc_context(STYLE):
+        return _draw_of(study)(results)
+
+
+def _draw_of(study: Study) -> Draw:
+    if study in learning_curves.STUDIES:
+        return curves
+    if study in ablation.STUDIES:
+        return corrections
+    if study in search.STUDIES:
+        return grid
+    if study in lambda_0.STUDIES:
+        return lambda results: sweep(results, "λ_0", series=lambda label: label.split(", λ_0")[0])
+    if all(arm.max_delay == 10 for arm in study.arms):
+        return lambda results: sweep(results, "share of stragglers")
+    return lambda results: sweep(results, "longest delay of a straggler (s)")
+
+
+def curves(results: Sequence[Result]) -> Figure:
+    """Test accuracy above, training loss below; against versions on the left, against virtual time on the right."""
+    figure = Figure(figsize=(TWO_COLUMNS, 5.0), layout="constrained")
+    panels = figure.subplots(2, 2, sharey="row")
+    most = max(
+        result.versions[-1] for label in labels(results) for result in of(results, label) if label == labels(results)[0]
+    )
+    for row, quantity in enumerate(("accuracy", "loss")):
+        for column, axis in enumerate(("versions", "seconds")):
+            axes = panels[row][column]
+            for label in labels(results):
+                _draw_curve(axes, of(results, label), axis, quantity, most)
+            if axis == "seconds":
+                axes.set_xscale("log")
+                axes.set_xlim(left=1)
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda seconds, _: f"{seconds:,.0f}"))
+            axes.margins(x=0)
+        (_percent if quantity == "accuracy" else _log_loss)(panels[row][0])
+        panels[row][0].set_ylabel("test accuracy" if quantity == "accuracy" else "training loss")
+    panels[1][0].set_xlabel("rounds (versions of the joint model)")
+    panels[1][1].set_xlabel("virtual seconds")
+    _legend(figure, panels[0][0], columns=4)
+    return figure
+
+
+def _draw_curve(axes: Axes, group: Sequence[Result], axis: str, quantity: str, most: int) -> None:
+    """The mean over seeds and a band from the least to the greatest."""
+    instants = [np.array(getattr(result, axis), dtype=np.float64) for result in group]
+    grid = np.unique(np.concatenate(instants))
+    grid = grid[grid <= min(each[-1] for each in instants)]
+    if axis == "versions":
+        grid = grid[grid <= most]
+    values = np.array([held(grid, at, _column(result, quantity)) for at, result in zip(instants, group, strict=True)])
+    look = LOOKS.get(group[0].label, OTHERS)
+    axes.fill_between(grid, values.min(0), values.max(0), step="post", color=look.colour, alpha=0.08, linewidth=0)
+    axes.plot(
+        grid,
+        values.mean(0),
+        color=look.colour,
+        linestyle=look.dash,
+        linewidth=look.width,
+        drawstyle="steps-post",
+        label=group[0].label,
+    )
+
+
+def _column(result: Result, quantity: str) -> Floats:
+    return np.array(result.accuracy if quantity == "accuracy" else result.loss, dtype=np.float64)
+
+
+def sweep(results: Sequence[Result], axis: str, series: Callable[[str], str] = str) -> Figure:
+    """Final accuracy and final training loss against what is swept: means with 95 % intervals over seeds."""
+    figure = Figure(figsize=(TWO_COLUMNS, 2.7), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for axes, quantity in zip(panels, ("final_accuracy", "final_loss"), strict=True):
+        for name in dict.fromkeys(series(label) for label in labels(results)):
+            group = [result for result in results if series(result.label) == name]
+            points = sorted({result.at for result in group if result.at is not None})
+            at_point = [
+                Interval.of([getattr(result, quantity) for result in group if result.at == point]) for point in points
+            ]
+            look = LOOKS.get(name, OTHERS)
+            axes.errorbar(
+                points,
+                [interval.mean for interval in at_point],
+                yerr=[min(interval.half, 10.0) for interval in at_point],
+                color=look.colour,
+                linestyle=look.dash,
+                linewidth=look.width,
+                elinewidth=0.6,
+                capsize=1.5,
+                marker="o",
+                markersize=2.5,
+                label=name,
+            )
+        axes.set_xlabel(axis)
+        if axis.startswith("share"):
+            axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    _percent(panels[0])
+    panels[0].set_ylabel("final test accuracy")
+    panels[1].set_ylabel("final training loss")
+    _log_loss(panels[1])
+    _legend(figure, panels[0], columns=5)
+    return figure
+
+
+def corrections(results: Sequence[Result]) -> Figure:
+    """Final accuracy by correction, with the memory and with arrivals only, for both schedules."""
+    figure = Figure(figsize=(TWO_COLUMNS, 3.4), layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    names = list(dict.fromkeys(_correction(label) for label in labels(results)))
+    for axes, schedule, title in zip(
+        panels, ablation.SCHEDULES, ("η_t = 0.1/(1 + t)", "η_t = 0.1/√(1 + t)"), strict=True
+    ):
+        for kind, colour in ((ablation.MEMORY, VERMILLION), (ablation.ARRIVALS, "#0072B2")):
+            group = [label for label in labels(results) if label.startswith(kind) and label.endswith(f"({schedule})")]
+            intervals = [Interval.of([result.final_accuracy for result in of(results, label)]) for label in group]
+            axes.errorbar(
+                [interval.mean for interval in intervals],
+                [names.index(_correction(label)) for label in group],
+                xerr=[min(interval.half, 1.0) for interval in intervals],
+                fmt="o",
+                markersize=3.5,
+                elinewidth=0.7,
+                color=colour,
+                label=kind,
+            )
+        axes.set_title(title)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_ylim(len(names) - 0.5, -0.5)
+        axes.grid(axis="y", linewidth=0.3, color="0.85")
+        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+        axes.set_xlabel("final test accuracy")
+    _legend(figure, panels[0], columns=2)
+    return figure
+
+
+def _correction(label: str) -> str:
+    """`memory: rank-one, trust 0.3 (sqrt)` is `rank-one, trust 0.3`."""
+    return label.split(": ", 1)[1].rsplit(" (", 1)[0]
+
+
+def grid(results: Sequence[Result]) -> Figure:
+    """Accuracy on held-out images of every setting of the search, a row a variant."""
+    figure = Figure(figsize=(TWO_COLUMNS, 2.4), layout="constrained")
+    axes = figure.subplots()
+    variants = [
+        variant for variant in search.VARIANTS if any(result.label.startswith(variant + ":") for result in results)
+    ]
+    for row, variant in enumerate(variants):
+        for schedule, colour in zip(search.SCHEDULES, ("#0072B2", "#009E73", VERMILLION), strict=True):
+            group = [label for label in labels(results) if label.startswith(f"{variant}: {schedule},")]
+            means = [float(np.mean([result.final_accuracy for result in of(results, label)])) for label in group]
+            axes.scatter(means, [row] * len(means), s=14, color=colour, alpha=0.8, label=schedule if row == 0 else None)
+    axes.set_yticks(range(len(variants)), variants)
+    axes.set_ylim(len(variants) - 0.5, -0.5)
+    axes.grid(axis="y", linewidth=0.3, color="0.85")
+    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    axes.set_xlabel("final accuracy on held-out training images, mean over seeds; a dot a setting of η_0 and E")
+    _legend(figure, axes, columns=3)
+    return figure
+
+
+def _percent(axes: Axes) -> None:
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+
+
+def _log_loss(axes: Axes) -> None:
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _legend(figure: Figure, axes: Axes, columns: int) -> None:
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=columns)
