@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridfl import cli_data, cli_fleet
+from hybridfl import cli_data, cli_fleet, cli_paper
 from hybridfl.cli_data import DataDirOption
 from hybridfl.cli_options import (
     BatchOption,
@@ -315,6 +315,17 @@ def algorithms() -> None:
     for role, parts in PARTS.items():
         table.add_row(role.__name__, "\n".join(spelled(part.__name__, part) for part in parts))
     console.print(table)
+
+
+app.command(
+    epilog=_examples(
+        "hybridfl reproduce list",
+        "hybridfl reproduce all --quick",
+        "hybridfl reproduce fig2-fashion-mnist fig3-lambda --out results/paper",
+        "hybridfl reproduce all --seeds 5 --device cuda --out results/paper",
+        "hybridfl reproduce page --out docs/paper",
+    )
+)(cli_paper.reproduce)
 
 
 def main() -> None:

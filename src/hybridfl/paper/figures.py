@@ -29,15 +29,17 @@ class Look:
     colour: str
     dash: str = "-"
     width: float = 1.0
+    band: float = 0.0
+    """How opaque the band from the least to the greatest seed is; with all of them, nothing could be told apart."""
 
 
 LOOKS = {
     learning_curves.SSGD_: Look(GREY, ":"),
     learning_curves.PRESET: Look("#7A0177", "-", 1.6),
-    learning_curves.DRIFT: Look("#CC79A7", "-", 1.4),
-    learning_curves.OURS: Look(VERMILLION, "-", 1.6),
+    learning_curves.DRIFT: Look("#CC79A7", "-", 1.4, 0.15),
+    learning_curves.OURS: Look(VERMILLION, "-", 1.6, 0.15),
     learning_curves.PRINTED: Look(VERMILLION, "--"),
-    learning_curves.FEDAVG: Look("#0072B2"),
+    learning_curves.FEDAVG: Look("#0072B2", band=0.1),
     learning_curves.UNIFORM: Look("#0072B2", "--"),
     learning_curves.FEDPROX: Look("#009E73"),
     learning_curves.FEDASYNC: Look("#E69F00", "--"),
@@ -105,7 +107,10 @@ def _draw_curve(axes: Axes, group: Sequence[Result], axis: str, quantity: str, m
         grid = grid[grid <= most]
     values = np.array([held(grid, at, _column(result, quantity)) for at, result in zip(instants, group, strict=True)])
     look = LOOKS.get(group[0].label, OTHERS)
-    axes.fill_between(grid, values.min(0), values.max(0), step="post", color=look.colour, alpha=0.08, linewidth=0)
+    if look.band:
+        axes.fill_between(
+            grid, values.min(0), values.max(0), step="post", color=look.colour, alpha=look.band, linewidth=0
+        )
     axes.plot(
         grid,
         values.mean(0),

@@ -48,8 +48,8 @@ def _study(name: str, shows: str, task: str) -> Study:
     return Study(name, shows, task, arms(PAPER))
 
 
-def _recurrent(name: str, shows: str, task: str, quick: str, rounds: int) -> Study:
-    return Study(name, shows, task, arms(RECURRENT, rounds), quick, seeds=3, rounds=rounds)
+def _recurrent(name: str, shows: str, task: str, quick: str, full: str, rounds: int) -> Study:
+    return Study(name, shows, task, arms(RECURRENT, rounds), quick, full, seeds=3, rounds=rounds)
 
 
 STUDIES = (
@@ -61,6 +61,7 @@ STUDIES = (
         "Figures 5a and 5b",
         "sent140",
         "sent140(users=Merged(tweets=1000), vocabulary=50, embedding=4, hidden=4, scored=100)",
+        "sent140(embedding=300, hidden=256, layers=2)",
         rounds=50,
     ),
     _recurrent(
@@ -68,6 +69,7 @@ STUDIES = (
         "Figures 5c and 5d",
         "shakespeare(sequences=50000, hidden=128)",
         "shakespeare(sequences=2200, embedding=2, hidden=4, layers=1, scored=50)",
+        "shakespeare-paper",
         rounds=50,
     ),
     _study("fig7-synthetic-iid", "Figure 7", "synthetic-iid"),

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from hybridfl.data.store import DATA_SETS, locate
+from hybridfl.engines import device_named
 from hybridfl.experiment import save_all
 from hybridfl.paper import results
 from hybridfl.paper.results import Result, distilled
 from hybridfl.paper.study import Arm, Scale, Study, folder_of
 from hybridfl.plan import Run
-from hybridfl.records import Record, load
+from hybridfl.records import Record, load, load_config
 from hybridfl.run_folder import FINISHED
+from hybridfl.threads import CORES
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,33 @@ class Plan:
     def results_of(self, study: Study) -> Path:
         return self.out / "results" / f"{study.name}.jsonl"
 
+    def check(self) -> None:
+        """Raise `InputError` if data are missing, before anything is run."""
+        for task in dict.fromkeys(self.scale.task_of(study).split("(")[0] for study in self.studies):
+            if (name := task.removesuffix("-paper")) in DATA_SETS:
+                locate(name, self.data_dir)
+
     def play(self, study: Study, device: str) -> Iterator[tuple[Run, Record]]:
-        """Run all that is left of a study; at its end its results are written."""
+        """Run all that is left of a study; at its end its results are written, and how they were made."""
+        started = time.perf_counter()
         arms, runs = zip(*self.scale.runs(study, self.data_dir), strict=True)
         folders = [folder_of(self.out, run) for run in runs]
         yield from save_all(runs, folders, device)
         results.write(self.results_of(study), map(_result, arms, folders))
+        about = {
+            "task": runs[0].task.name,
+            "rounds": self.scale.rounds_of(study),
+            "quick": self.scale.is_quick,
+            "device": describe(device_named(device)),
+            "versions": load_config(folders[0])["versions"],
+            "wall_seconds": round(time.perf_counter() - started),
+        }
+        self.results_of(study).with_suffix(".about.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def describe(device: torch.device) -> str:
+    """`one NVIDIA H200`, or `2 CPU cores`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{CORES} CPU cores"
 
 
 def _result(arm: Arm, folder: Path) -> Result:

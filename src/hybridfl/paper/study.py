@@ -40,7 +40,8 @@ class Study:
     task: str
     arms: tuple[Arm, ...]
     quick_task: str = ""
-    """The task of a quick look, if that must be smaller."""
+    """The task of a quick look, if that must be smaller, and the paper's, if `task` is smaller."""
+    full_task: str = ""
     seeds: int = 5
     rounds: int = ROUNDS
 
@@ -53,6 +54,7 @@ class Scale:
     rounds: int | None = None
     seeds: int | None = None
     is_quick: bool = False
+    is_full: bool = False
 
     @classmethod
     def quick(cls) -> Scale:
@@ -60,7 +62,14 @@ class Scale:
         return cls(devices=20, rounds=4, seeds=2, is_quick=True)
 
     def task_of(self, study: Study) -> str:
+        if self.is_full and study.full_task:
+            return study.full_task
         return study.quick_task if self.is_quick and study.quick_task else study.task
+
+    def rounds_of(self, study: Study) -> int:
+        if self.is_full:
+            return ROUNDS
+        return study.rounds if self.rounds is None else self.rounds
 
     def arms_of(self, study: Study) -> tuple[Arm, ...]:
         """Of a sweep, a quick look has the ends and the middle; of a long list, every fifth."""
@@ -78,7 +87,7 @@ class Scale:
 
     def runs(self, study: Study, data_dir: Path | None = None) -> Iterator[tuple[Arm, Run]]:
         """Seed by seed, so that a seed's data are made once and shared by all arms."""
-        rounds = study.rounds if self.rounds is None else self.rounds
+        rounds = self.rounds_of(study)
         recipe = read_task(self.task_of(study))
         for seed in range(study.seeds if self.seeds is None else self.seeds):
             task = recipe.build(self.devices, seed, data_dir)

@@ -1,0 +1,77 @@
+"""`hybridfl reproduce`: the paper's figures and a verdict on its claims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hybridfl.cli_data import DataDirOption
+from hybridfl.cli_options import DeviceOption, QuietOption
+from hybridfl.errors import InputError, nearest
+
+
+def reproduce(
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            help="Studies as `list` names them; `all`; `list`; or `page`, the page from results that are there."
+        ),
+    ],
+    seeds: Annotated[
+        int | None, typer.Option(help="Seeds 0, 1, … (default: 5, and 3 for recurrent models)", show_default=False)
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for runs, results, figures and the page.")] = Path("results/paper"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A tiny run of everything, in two minutes: does it all work?")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Recurrent models at the paper's size: days on a CPU, hours on a GPU.")
+    ] = False,
+    data_dir: DataDirOption = None,
+    device: DeviceOption = "auto",
+    quiet: QuietOption = False,
+) -> None:
+    """Rebuild the paper's figures and judge its claims. What is done is skipped, what was interrupted goes on."""
+    from hybridfl.paper.page import write_page
+    from hybridfl.paper.reproduce import Plan, reproduce
+    from hybridfl.paper.studies import STUDIES
+    from hybridfl.paper.study import Scale
+
+    if names == ["list"]:
+        _list()
+        return
+    known = {study.name: study for study in STUDIES}
+    for name in names:
+        if name not in (*known, "all", "page"):
+            raise InputError(f"Unknown study '{name}'.{nearest(name, known)} `hybridfl reproduce list` names them all.")
+    if quick and full:
+        raise InputError("--quick and --full exclude each other.")
+    if seeds is not None and seeds < 1:
+        raise InputError(f"--seeds {seeds}: give 1 or more.")
+    chosen = STUDIES if "all" in names else tuple(known[name] for name in names if name in known)
+    if chosen:
+        scale = Scale.quick() if quick else Scale(seeds=seeds, is_full=full)
+        plan = Plan(chosen, scale, out, data_dir)
+        plan.check()
+        try:
+            reproduce(plan, device, quiet)
+        except KeyboardInterrupt:
+            typer.echo("Stopped. The same command goes on.", err=True)
+            raise typer.Exit(130) from None
+    page = write_page(out, STUDIES)
+    if not quiet:
+        typer.echo(f"Page: {page}")
+
+
+def _list() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from hybridfl.paper.studies import STUDIES
+
+    table = Table("Study", "In the paper", "Runs", box=None, pad_edge=False)
+    for study in STUDIES:
+        table.add_row(study.name, study.shows, f"{len(study.arms)} × {study.seeds} seeds")
+    Console(highlight=False).print(table)

@@ -1,0 +1,127 @@
+"""The page: every figure, a verdict on every claim, and how all of it was made. Needs results only, no training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from hybridfl.errors import InputError
+from hybridfl.paper import results
+from hybridfl.paper.claims import Book, Verdict, verdicts
+from hybridfl.paper.figures import figure_of
+from hybridfl.paper.interval import Interval
+from hybridfl.paper.results import Result, labels, of
+from hybridfl.paper.study import Study
+from hybridfl.plots import NO_DATES
+
+NAME = "README.md"
+
+
+def write_page(folder: Path, studies: Sequence[Study]) -> Path:
+    """Draw the figures of all studies whose results are in `folder`/results, and write the page beside them."""
+    book = read_book(folder, studies)
+    if not book:
+        raise InputError(f"'{folder}' holds no results: run `hybridfl reproduce all --out {folder}` first.")
+    done = [study for study in studies if study.name in book]
+    (folder / "figures").mkdir(exist_ok=True)
+    for study in done:
+        path = folder / "figures" / f"{study.name}.svg"
+        figure_of(study, book[study.name]).savefig(path, metadata=NO_DATES["svg"])
+    about = {study.name: read_about(folder, study) for study in done}
+    parts = [
+        _head(about),
+        _table(verdicts(book)),
+        *(_section(study, book[study.name], about[study.name]) for study in done),
+    ]
+    page = folder / NAME
+    page.write_text("\n".join(parts))
+    return page
+
+
+def read_book(folder: Path, studies: Sequence[Study]) -> Book:
+    """The results that are there."""
+    paths = {study.name: folder / "results" / f"{study.name}.jsonl" for study in studies}
+    return {name: results.read(path) for name, path in paths.items() if path.exists()}
+
+
+def read_about(folder: Path, study: Study) -> dict[str, object]:
+    """How a study was run."""
+    try:
+        about = json.loads((folder / "results" / f"{study.name}.about.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return dict(about)
+
+
+def _head(about: dict[str, dict[str, object]]) -> str:
+    quick = any(each.get("quick") for each in about.values())
+    warning = (
+        "\n**A quick look: tiny runs that show that everything works. Their numbers mean nothing.**\n" if quick else ""
+    )
+    return f"""# The paper, figure by figure
+{warning}
+"Stragglers Are Not Disaster: A Hybrid Federated Learning Algorithm with Delayed Gradients", rebuilt. This page is written by
+`hybridfl reproduce all`, or from the results beside it, without training, by `hybridfl reproduce page`.
+
+Unless a figure says otherwise: 100 devices, 90 % of them stragglers that take up to 10 s longer than the others' 1 s, T = 200
+rounds, E = 5 local epochs, batches of 64, η_t = 0.1/(1 + t), w_0 = 0, multinomial logistic regression with an L2 term of
+10⁻⁴‖w‖². *HFL as printed* is the paper's Eq. (New) and Eq. (Lambda) letter by letter; *HFL* is our reading, which remembers
+every straggler's last gradient ([why](../reading-of-the-paper.md)); *drift control* goes past the paper. FedAvg chooses devices
+in proportion to their delay, as the paper sets it; *uniform* is the fair choice. *Final* is the mean over the last 15 % of a
+run's virtual time, ± the 95 % confidence interval over seeds (Student's t). A seed decides the data or how they are shared
+out, who is slow, and every draw.
+
+## Verdicts
+"""
+
+
+def _table(rows: Sequence[Verdict]) -> str:
+    lines = ["| claim of the paper | paper | as printed | our reading | verdict | |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {row.claim} | {row.paper} | {row.printed} | {row.ours} | **{row.ruling}** | {row.why} |" for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _section(study: Study, found: Sequence[Result], about: dict[str, object]) -> str:
+    return "\n".join(
+        [
+            f"## {study.name}",
+            "",
+            f"{study.shows[0].upper()}{study.shows[1:]}: {about.get('task', study.task)}.",
+            "",
+            f"![{study.name}](figures/{study.name}.svg)",
+            "",
+            *(_finals(found) if len(labels(found)) <= 12 and found[0].at is None else []),
+            _made(study, found, about),
+            "",
+        ]
+    )
+
+
+def _finals(found: Sequence[Result]) -> list[str]:
+    groups = {label: of(found, label) for label in labels(found)}
+    accuracy = {label: Interval.of([result.final_accuracy for result in group]) for label, group in groups.items()}
+    loss = {label: Interval.of([result.final_loss for result in group]).mean for label, group in groups.items()}
+    seconds = {label: Interval.of([result.seconds[-1] for result in group]).mean for label, group in groups.items()}
+    return [
+        "| | final accuracy, % | final training loss | virtual seconds |",
+        "|---|---|---|---|",
+        *(
+            f"| {label} | {accuracy[label].percent()} | {loss[label]:.3f} | {seconds[label]:,.0f} |"
+            for label in sorted(groups, key=lambda label: -accuracy[label].mean)
+        ),
+        "",
+    ]
+
+
+def _made(study: Study, found: Sequence[Result], about: dict[str, object]) -> str:
+    """The command, and what it took."""
+    seeds = len({result.seed for result in found})
+    command = f"`hybridfl reproduce {study.name}`: {len(found)} runs, {seeds} seeds"
+    versions = about.get("versions")
+    if not isinstance(versions, dict):
+        return f"{command}."
+    known = ", ".join(f"{name} {value}" for name, value in versions.items())
+    return f"{command}, {about['rounds']} rounds, {about['wall_seconds']} s on {about['device']} ({known})."
