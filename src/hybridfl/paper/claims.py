@@ -95,8 +95,8 @@ def _reaches(study: str, number: float) -> Callable[[Book], tuple[str, str, Ruli
         printed, ours, drift, preset = (final(results, label) for label in (PRINTED, OURS, DRIFT, PRESET))
         best = max((ours, drift, preset), key=lambda each: each.mean)
         why = (
-            "As printed λ_t dies out within a few rounds and the model learns the normal devices' data only. Remembering "
-            f"every straggler gives {ours.percent()}, drift control {drift.percent()}, with a cosine schedule {preset.percent()}."
+            "As printed λ_t dies out within a few rounds and the model learns the normal devices' data only. Remembering every "
+            f"straggler gives {ours.percent()}, drift control {drift.percent()}, with a cosine schedule {preset.percent()}."
         )
         return printed.percent(), best.percent(), ruling(printed.high >= number, best.high >= number), why
 
