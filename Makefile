@@ -1,4 +1,4 @@
-.PHONY: demo test check format bench bench-peers clean
+.PHONY: demo test check format paper-quick bench bench-peers clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,6 +23,9 @@ check: $(INSTALLED)  ## lint and types
 format: $(INSTALLED)  ## rewrite the code as ruff wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+paper-quick: $(INSTALLED)  ## a tiny run of every figure of the paper (needs all data sets): does everything work?
+	$(BIN)/hybridfl reproduce all --quick --out results/paper-quick
 
 bench: $(INSTALLED)  ## device-steps a second against the loop people write (needs Fashion-MNIST and MNIST)
 	$(BIN)/python benchmarks/simulator.py

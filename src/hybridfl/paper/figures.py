@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -12,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from hybridfl.charts import GREY, VERMILLION
-from hybridfl.paper import ablation, lambda_0, learning_curves, search
+from hybridfl.paper import ablation, convergence, lambda_0, learning_curves, search
 from hybridfl.paper.interval import Interval
 from hybridfl.paper.results import Result, labels, of
 from hybridfl.paper.study import Study
-from hybridfl.plots import STYLE, TWO_COLUMNS
+from hybridfl.plots import NO_DATES, STYLE, TWO_COLUMNS
 from hybridfl.summary import Floats, held
 
 Draw = Callable[[Sequence[Result]], Figure]
@@ -53,10 +55,11 @@ LOOKS = {
 OTHERS = Look("#56B4E9")
 
 
-def figure_of(study: Study, results: Sequence[Result]) -> Figure:
-    """The figure of a study, ready to be saved."""
+def save(study: Study, results: Sequence[Result], aside: Mapping[str, Any] | None, path: Path) -> None:
+    """Draw the figure of a study: the same bytes for the same results."""
     with mpl.rc_context(STYLE):
-        return _draw_of(study)(results)
+        figure = theorems(results, aside) if aside is not None else _draw_of(study)(results)
+        figure.savefig(path, metadata=NO_DATES.get(path.suffix[1:]), dpi=150)
 
 
 def _draw_of(study: Study) -> Draw:
@@ -216,6 +219,44 @@ def grid(results: Sequence[Result]) -> Figure:
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     axes.set_xlabel("final accuracy on held-out training images, mean over seeds; a dot a setting of η_0 and E")
     _legend(figure, axes, columns=3)
+    return figure
+
+
+def theorems(results: Sequence[Result], aside: Mapping[str, Any]) -> Figure:
+    """F(w_t) − F* and the rate; Theorem 1's bound above it; Theorem 2's bound and min ‖∇F‖²."""
+    figure = Figure(figsize=(TWO_COLUMNS, 2.8), layout="constrained")
+    rate, first, second = figure.subplots(1, 3)
+    seeds = aside["seeds"]
+    for label in labels(results):
+        look = LOOKS.get(label, OTHERS)
+        for place, (result, seed) in enumerate(zip(of(results, label), seeds, strict=True)):
+            after = np.array(result.versions) + convergence.MAX_DELAY
+            line: dict[str, Any] = {"color": look.colour, "linestyle": look.dash, "linewidth": 0.8}
+            gaps = convergence.gaps(result.loss, seed)
+            rate.plot(after, gaps, label=label if place == 0 else None, **line)
+            if label == learning_curves.OURS:
+                first.plot(after, gaps, **line)
+                bound = convergence.constants_of(seed).convex_bound(np.array(result.versions, dtype=np.float64))
+                first.plot(after, bound, color=GREY, linewidth=0.8)
+    start = rate.get_ylim()[1]
+    span = np.array([convergence.MAX_DELAY, max(result.versions[-1] for result in results) + convergence.MAX_DELAY])
+    rate.plot(span, start * span[0] / span, color="black", linestyle=":", linewidth=0.8, label="∝ 1/(t + τ)")
+    for seed in seeds:
+        rounds, least, bound = convergence.squared_gradients(seed)
+        second.plot(rounds, least, color=VERMILLION, linewidth=0.8)
+        second.plot(rounds, bound, color=GREY, linewidth=0.8)
+    for axes in (rate, first, second):
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda rounds, _: f"{rounds:,.0f}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    rate.set_xlabel("t + τ")
+    rate.set_title("F(w_t) − F*", loc="left")
+    first.set_xlabel("t + τ")
+    first.set_title("the same, and Theorem 1's bound (grey)", loc="left", fontsize=7)
+    second.set_xlabel("T")
+    second.set_title("min ‖∇F‖², and Theorem 2's bound (grey)", loc="left", fontsize=7)
+    _legend(figure, rate, columns=4)
     return figure
 
 

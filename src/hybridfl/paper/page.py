@@ -5,30 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hybridfl.errors import InputError
 from hybridfl.paper import results
 from hybridfl.paper.claims import Book, Verdict, verdicts
-from hybridfl.paper.figures import figure_of
+from hybridfl.paper.figures import save
 from hybridfl.paper.interval import Interval
 from hybridfl.paper.results import Result, labels, of
 from hybridfl.paper.study import Study
-from hybridfl.plots import NO_DATES
 
 NAME = "README.md"
 
 
 def write_page(folder: Path, studies: Sequence[Study]) -> Path:
     """Draw the figures of all studies whose results are in `folder`/results, and write the page beside them."""
-    book = read_book(folder, studies)
-    if not book:
+    book, about = read_book(folder, studies)
+    if not book.results:
         raise InputError(f"'{folder}' holds no results: run `hybridfl reproduce all --out {folder}` first.")
     done = [study for study in studies if study.name in book]
     (folder / "figures").mkdir(exist_ok=True)
     for study in done:
-        path = folder / "figures" / f"{study.name}.svg"
-        figure_of(study, book[study.name]).savefig(path, metadata=NO_DATES["svg"])
-    about = {study.name: read_about(folder, study) for study in done}
+        save(study, book[study.name], book.asides.get(study.name), folder / "figures" / f"{study.name}.svg")
     parts = [
         _head(about),
         _table(verdicts(book)),
@@ -39,13 +37,15 @@ def write_page(folder: Path, studies: Sequence[Study]) -> Path:
     return page
 
 
-def read_book(folder: Path, studies: Sequence[Study]) -> Book:
-    """The results that are there."""
+def read_book(folder: Path, studies: Sequence[Study]) -> tuple[Book, dict[str, dict[str, Any]]]:
+    """The results that are there, and how they were made."""
     paths = {study.name: folder / "results" / f"{study.name}.jsonl" for study in studies}
-    return {name: results.read(path) for name, path in paths.items() if path.exists()}
+    found = {name: results.read(path) for name, path in paths.items() if path.exists()}
+    about = {study.name: read_about(folder, study) for study in studies if study.name in found}
+    return Book(found, {name: each["aside"] for name, each in about.items() if "aside" in each}), about
 
 
-def read_about(folder: Path, study: Study) -> dict[str, object]:
+def read_about(folder: Path, study: Study) -> dict[str, Any]:
     """How a study was run."""
     try:
         about = json.loads((folder / "results" / f"{study.name}.about.json").read_text())
@@ -54,7 +54,7 @@ def read_about(folder: Path, study: Study) -> dict[str, object]:
     return dict(about)
 
 
-def _head(about: dict[str, dict[str, object]]) -> str:
+def _head(about: dict[str, dict[str, Any]]) -> str:
     quick = any(each.get("quick") for each in about.values())
     warning = (
         "\n**A quick look: tiny runs that show that everything works. Their numbers mean nothing.**\n" if quick else ""
@@ -84,7 +84,7 @@ def _table(rows: Sequence[Verdict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _section(study: Study, found: Sequence[Result], about: dict[str, object]) -> str:
+def _section(study: Study, found: Sequence[Result], about: dict[str, Any]) -> str:
     return "\n".join(
         [
             f"## {study.name}",
@@ -116,7 +116,7 @@ def _finals(found: Sequence[Result]) -> list[str]:
     ]
 
 
-def _made(study: Study, found: Sequence[Result], about: dict[str, object]) -> str:
+def _made(study: Study, found: Sequence[Result], about: dict[str, Any]) -> str:
     """The command, and what it took."""
     seeds = len({result.seed for result in found})
     command = f"`hybridfl reproduce {study.name}`: {len(found)} runs, {seeds} seeds"

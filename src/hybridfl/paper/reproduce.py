@@ -58,8 +58,10 @@ class Plan:
             "quick": self.scale.is_quick,
             "device": describe(device_named(device)),
             "versions": load_config(folders[0])["versions"],
-            "wall_seconds": round(time.perf_counter() - started),
         }
+        if study.aside is not None:
+            about["aside"] = study.aside(study, self.scale, self.data_dir)
+        about["wall_seconds"] = round(time.perf_counter() - started)
         self.results_of(study).with_suffix(".about.json").write_text(json.dumps(about, indent=2) + "\n")
 
 

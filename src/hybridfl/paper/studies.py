@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hybridfl.paper import ablation, lambda_0, learning_curves, max_delay, search, straggler_share
+from hybridfl.paper import ablation, convergence, lambda_0, learning_curves, max_delay, search, straggler_share
 from hybridfl.paper.study import Study
 
 STUDIES: tuple[Study, ...] = (
@@ -11,5 +11,6 @@ STUDIES: tuple[Study, ...] = (
     *max_delay.STUDIES,
     *straggler_share.STUDIES,
     *ablation.STUDIES,
+    *convergence.STUDIES,
     *search.STUDIES,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Study:
     quick_task: str = ""
     """The task of a quick look, if that must be smaller, and the paper's, if `task` is smaller."""
     full_task: str = ""
+    aside: Callable[[Study, Scale, Path | None], dict[str, Any]] | None = None
+    """What is measured besides; it is kept with how the study was run."""
     seeds: int = 5
     rounds: int = ROUNDS
 

@@ -1,0 +1,126 @@
+"""The paper's two theorems against what is measured: F(w_t) − F*, its rate in 1/(t + τ), and min ‖∇F(w_t)‖²."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.local_work import ConstantRate, FullWork
+from hybridfl.engines import trainer_for
+from hybridfl.paper import theory
+from hybridfl.paper.learning_curves import DRIFT, OURS, PRINTED
+from hybridfl.paper.results import Result
+from hybridfl.paper.study import Arm, Scale, Study
+from hybridfl.paper.theory import Constants, Floats, Problem, Rate
+from hybridfl.plan import Run, Stage
+from hybridfl.run import Moment, run
+from hybridfl.simulation import Simulation
+from hybridfl.spelling import read_task
+from hybridfl.tasks import PAPER_L2
+from hybridfl.timing import PaperDelays
+from hybridfl.vectors import flatten
+
+MAX_DELAY = 10
+CLASSES = 10
+CONSTANT_RATE = 0.01
+EVERY = 10
+"""Constants are the greatest over every tenth version."""
+
+
+def measured(study: Study, scale: Scale, data_dir: Path | None) -> dict[str, Any]:
+    """By seed: F*, the constants, and min ‖∇F‖² with a constant rate."""
+    seeds = range(study.seeds if scale.seeds is None else scale.seeds)
+    return {"seeds": [_measured(study, scale, seed, data_dir) for seed in seeds]}
+
+
+def _measured(study: Study, scale: Scale, seed: int, data_dir: Path | None) -> dict[str, Any]:
+    task = read_task(scale.task_of(study)).build(scale.devices, seed, data_dir)
+    rounds = scale.rounds_of(study)
+    problem = Problem.of(task.train, CLASSES, PAPER_L2)
+    lowest = theory.optimum(problem, 1e-3 if scale.is_quick else 1e-10)
+    plan = Run(task, HFL(), PaperDelays(0.9, MAX_DELAY), rounds=rounds, seed=seed)
+    models, longest = [flatten(task.model).double().numpy()], 0.0
+    for moment in _moments(plan):
+        longest = max([longest, *(float(update.gradient.norm()) for update in moment.inbox.updates)])
+        if moment.state.version >= len(models):
+            models.append(moment.state.weights.double().numpy())
+    few = models[:: EVERY if len(models) > EVERY else 1]
+    stage = Stage.of(plan)
+    shares = problem.shares
+    constants = Constants(
+        mu=theory.convexity(PAPER_L2),
+        smooth=theory.smoothness(problem),
+        gradient=longest,
+        stochastic=theory.stochastic(problem, few, 64, np.random.default_rng(seed)),
+        dissimilarity=theory.dissimilarity(problem, few),
+        normal_share=float(shares[~stage.is_straggler].sum()),
+        taylor=theory.taylor(problem, few, 1),
+        delay=MAX_DELAY,
+    )
+    constant = FullWork(learning_rate=ConstantRate(CONSTANT_RATE))
+    slopes = [problem.gradient(models[0], problem.everything)]
+    versions = [0]
+    for moment in _moments(Run(task, HFL(local=constant), PaperDelays(0.9, MAX_DELAY), rounds=rounds, seed=seed)):
+        if moment.state.version > versions[-1]:
+            versions.append(moment.state.version)
+            slopes.append(problem.gradient(moment.state.weights.double().numpy(), problem.everything))
+    squares = np.minimum.accumulate([float(slope @ slope) for slope in slopes])
+    return {
+        "minimum": lowest.value,
+        "certified": lowest.certified,
+        "start": problem.value_and_gradient(models[0], problem.everything)[0],
+        "constants": asdict(constants),
+        "versions": versions[1::5],
+        "least_squared_gradient": [float(f"{square:.4g}") for square in squares[1::5]],
+    }
+
+
+def _moments(plan: Run) -> Iterator[Moment[Any]]:
+    """A run, moment by moment, with the weights of every version."""
+    stage = Stage.of(plan)
+    trainer = trainer_for(stage.task, plan.seed)
+    simulation = Simulation(stage.fleet, trainer, stage.timing, stage.timing.comes_online, stage.timing.answer)
+    state, outbox = stage.algorithm.init(flatten(stage.task.model), stage.fleet)
+    for moment in run(stage.algorithm, simulation, state, outbox):
+        yield moment
+        if plan.rounds is not None and moment.state.version >= plan.rounds:
+            return
+
+
+def constants_of(seed: dict[str, Any]) -> Constants:
+    """As they were measured."""
+    return Constants(**seed["constants"])
+
+
+def gaps(losses: tuple[float, ...], seed: dict[str, Any]) -> Floats:
+    """F(w_t) − F*."""
+    return np.array(losses) - float(seed["minimum"])
+
+
+def fitted(result: Result, seed: dict[str, Any]) -> Rate:
+    """The rate at which a run's loss falls."""
+    return Rate.fitted(np.array(result.versions, dtype=np.float64), gaps(result.loss, seed), MAX_DELAY)
+
+
+def squared_gradients(seed: dict[str, Any]) -> tuple[Floats, Floats, Floats]:
+    """(T, min ‖∇F‖² until then, Theorem 2's bound)."""
+    rounds = np.array(seed["versions"], dtype=np.float64)
+    bound = constants_of(seed).non_convex_bound(seed["start"] - seed["minimum"], CONSTANT_RATE, rounds)
+    return rounds, np.array(seed["least_squared_gradient"]), bound
+
+
+STUDIES = tuple(
+    Study(
+        f"convergence-{name}",
+        "the theorems of Section 4",
+        task,
+        (Arm(OURS, HFL()), Arm(PRINTED, HFL.as_printed()), Arm(DRIFT, HFL.drift_controlled())),
+        aside=measured,
+    )
+    for name, task in (("synthetic-0-0", "synthetic(0, 0)"), ("synthetic-1-1", "synthetic(1, 1)"))
+)

@@ -1,0 +1,127 @@
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.errors import InputError
+from hybridfl.paper import results
+from hybridfl.paper.learning_curves import STUDIES as CURVES
+from hybridfl.paper.page import write_page
+from hybridfl.paper.reproduce import Plan, reproduce
+from hybridfl.paper.results import distilled
+from hybridfl.paper.studies import STUDIES
+from hybridfl.paper.study import Arm, Scale, Study, find, folder_of
+from hybridfl.records import load
+
+SYNTHETIC = [study for study in STUDIES if study.task.startswith("synthetic")]
+
+
+def test_names_are_unique_and_labels_within_a_fleet_too() -> None:
+    assert len({study.name for study in STUDIES}) == len(STUDIES)
+    for study in STUDIES:
+        arms = [(arm.label, arm.stragglers, arm.max_delay) for arm in study.arms]
+        assert len(set(arms)) == len(arms), study.name
+
+
+def test_runs_that_share_a_folder_are_the_same_run() -> None:
+    """Otherwise a second study would be refused, after hours perhaps."""
+    seen: dict[str, str] = {}
+    for study in SYNTHETIC:
+        for _, run in Scale(devices=12, seeds=1).runs(study):
+            said = json.dumps(run.config(), default=str)
+            assert seen.setdefault(str(folder_of(Path("out"), run)), said) == said, (study.name, run.name)
+
+
+def test_every_figure_of_the_paper_has_its_study() -> None:
+    """Figure 1 is a drawing of the algorithm."""
+    shown = re.findall(r"\d+", " ".join(study.shows for study in STUDIES if study.shows.startswith("Figure")))
+    assert set(map(int, shown)) == set(range(2, 15))
+
+
+def test_a_quick_look_has_ends_and_middle_of_a_sweep_and_all_of_a_short_list() -> None:
+    sweep = find(STUDIES, "fig4-max-delay-fashion-mnist")
+    assert sweep is not None
+    assert {arm.at for arm in Scale.quick().arms_of(sweep)} == {10, 60, 100}
+    assert Scale.quick().arms_of(CURVES[0]) == CURVES[0].arms
+    assert Scale.quick().count(CURVES[0]) == 20
+    assert Scale().count(CURVES[0]) == 50
+
+
+def test_the_papers_size_is_one_flag_away() -> None:
+    shakespeare = find(STUDIES, "fig5-shakespeare")
+    assert shakespeare is not None
+    full = Scale(is_full=True)
+    assert (full.task_of(shakespeare), full.rounds_of(shakespeare)) == ("shakespeare-paper", 200)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    plan = Plan([study for study in SYNTHETIC if study.name in NAMES], Scale.quick(), tmp_path_factory.mktemp("paper"))
+    reproduce(plan, "cpu", quiet=True)
+    return plan
+
+
+NAMES = (
+    "fig2-synthetic-0-0",
+    "fig10-max-delay-synthetic-1-1",
+    "straggler-share-synthetic-1-1",
+    "ablation-synthetic-1-1",
+    "convergence-synthetic-0-0",
+)
+
+
+def test_results_are_a_line_a_run_with_what_the_records_say(played: Plan) -> None:
+    study = played.studies[0]
+    rows = results.read(played.results_of(study))
+    assert [(row.label, row.seed) for row in rows] == [(arm.label, seed) for seed in (0, 1) for arm in study.arms]
+    for row, (arm, run) in zip(rows, played.scale.runs(study), strict=True):
+        saved = load(folder_of(played.out, run))
+        assert row.accuracy[-1] == pytest.approx(saved.records[-1].test_accuracy, rel=1e-4)
+        assert row.seconds[-1] == pytest.approx(saved.records[-1].seconds, abs=0.01)
+        assert repr(distilled(saved, arm.at, row.wall_seconds)) == repr(row), "NaN is not NaN"
+
+
+def test_the_page_is_made_of_results_alone(played: Plan, tmp_path: Path) -> None:
+    whole = write_page(played.out, STUDIES).read_text()
+    for name in NAMES:
+        assert f"![{name}](figures/{name}.svg)" in whole
+        assert (played.out / "figures" / f"{name}.svg").stat().st_size > 10_000
+    assert "A quick look" in whole
+    assert "Not run: fig2-fashion-mnist" in whole
+    (tmp_path / "results").mkdir()
+    for path in (played.out / "results").iterdir():
+        (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
+    assert write_page(tmp_path, STUDIES).read_text() == whole
+    for name in NAMES:
+        figure = f"figures/{name}.svg"
+        assert (tmp_path / figure).read_bytes() == (played.out / figure).read_bytes()
+
+
+def test_what_is_done_is_not_run_again(played: Plan) -> None:
+    before = {path: path.stat().st_mtime_ns for path in played.out.rglob("records.jsonl")}
+    reproduce(played, "cpu", quiet=True)
+    assert {path: path.stat().st_mtime_ns for path in played.out.rglob("records.jsonl")} == before
+
+
+def test_missing_data_are_named_before_anything_is_run(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="hybridfl data fetch fashion-mnist"):
+        Plan(STUDIES, Scale(), tmp_path / "out", data_dir=tmp_path).check()
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_results_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="holds no results: run `hybridfl reproduce all"):
+        write_page(tmp_path, STUDIES)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "fig3-lambda.jsonl").write_text("{]\n")
+    with pytest.raises(InputError, match=r"fig3-lambda.jsonl' cannot be read"):
+        write_page(tmp_path, STUDIES)
+
+
+def test_a_study_of_ones_own_is_a_value(tmp_path: Path) -> None:
+    mine = Study("mine", "nowhere", "synthetic(0, 0)", (Arm("HFL", HFL()),), seeds=1, rounds=2)
+    reproduce(Plan([mine], Scale(devices=10), tmp_path), "cpu", quiet=True)
+    (row,) = results.read(tmp_path / "results" / "mine.jsonl")
+    assert row.versions[-1] == 2
