@@ -352,6 +352,18 @@ def test_the_papers_numbers_are_for_the_papers_fleet(option: tuple[str, str], tm
         hybridfl("run", "--fleet", "phones", *option, "--out", tmp_path)
 
 
+def test_a_preset_stands_for_what_is_not_given(tmp_path: Path) -> None:
+    options = ("--preset", "fashion-mnist", "--task", "synthetic", "--rounds", 2, "--devices", 8, "--quiet")
+    assert hybridfl("run", *options, "--out", tmp_path / "r").exit_code == 0
+    config = load(tmp_path / "r").config
+    assert config["label"] == "hfl-drift"
+    assert "DriftControl(" in config["algorithm"]
+    assert "Cosine(initial=0.1, versions=2)" in config["algorithm"]
+    assert (config["rounds"], config["task"]["name"]) == (2, "synthetic(1, 1)")
+    with pytest.raises(InputError, match=r"Unknown preset 'fashion'.*Known: fashion-mnist"):
+        hybridfl("run", "--preset", "fashion")
+
+
 class TestResume:
     def test_goes_on_where_a_killed_process_stopped(self, tmp_path: Path) -> None:
         options = ("--rounds", "12", "--devices", "6", "--epochs", "1", "--checkpoint-every", "2")

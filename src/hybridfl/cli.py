@@ -26,6 +26,7 @@ from hybridfl.cli_options import (
     FreshOption,
     GuardOption,
     MaxDelayOption,
+    PresetOption,
     QuietOption,
     RateOption,
     RayOption,
@@ -88,12 +89,14 @@ ALL = "hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff"
         "hybridfl run",
         "hybridfl run --task 'synthetic(0, 0)' --algorithm fedbuff --seconds 100",
         "hybridfl run --algorithm 'HFL(merge=Memory(RankOne(trust=0.6)))' --stragglers 0.5",
+        "hybridfl run --preset fashion-mnist",
         "hybridfl run --fleet flaky --guard on --seconds 200",
         "hybridfl run --task 'shakespeare(sequences=20000, hidden=64)' --devices 20 --batch-size 10 --epochs 1 "
         "--learning-rate 1 --schedule constant --clip 1 --seconds 60",
     )
 )
 def run(
+    preset: PresetOption = None,
     task: TaskOption = "synthetic",
     algorithm: Annotated[
         str, typer.Option(help="One of `hybridfl algorithms`, or written as it prints: 'FedBuff(buffer=20)'.")
@@ -177,6 +180,7 @@ def resume(
     )
 )
 def compare(
+    preset: PresetOption = None,
     algorithms: Annotated[
         str, typer.Option(help="Comma-separated names, or algorithms written as they print: 'hfl,FedBuff(buffer=20)'.")
     ] = ALL,

@@ -6,6 +6,28 @@ from typing import Annotated
 
 import typer
 
+from hybridfl.errors import InputError, nearest
+from hybridfl.presets import PRESETS
+
+
+def _apply_preset(context: typer.Context, name: str | None) -> str | None:
+    """It is read before all others, which then fall back on it."""
+    if name is not None:
+        if name not in PRESETS:
+            raise InputError(f"Unknown preset '{name}'.{nearest(name, PRESETS)} Known: {', '.join(PRESETS)}.")
+        context.default_map = dict(PRESETS[name])
+    return name
+
+
+PresetOption = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Settings with a name, for all options that are not given: {', '.join(PRESETS)}.",
+        is_eager=True,
+        callback=_apply_preset,
+        show_default=False,
+    ),
+]
 TaskOption = Annotated[
     str,
     typer.Option(
@@ -14,6 +36,7 @@ TaskOption = Annotated[
         rich_help_panel="Task",
     ),
 ]
+
 DevicesOption = Annotated[int, typer.Option(help="Devices in the fleet.", rich_help_panel="Fleet")]
 FleetOption = Annotated[
     str,
