@@ -44,7 +44,7 @@ def _arms(schedule: str) -> tuple[Arm, ...]:
 
 
 STUDIES = tuple(
-    Study(f"ablation-{name}", "not in the paper", task, _arms("inverse") + _arms("sqrt"))
+    Study(f"ablation-{name}", "not in the paper", task, _arms("inverse") + _arms("sqrt"), evaluate_every=4.0)
     for name, task in (
         ("fashion-mnist", "fashion-mnist"),
         ("synthetic-0-0", "synthetic(0, 0)"),

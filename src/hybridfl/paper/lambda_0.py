@@ -31,5 +31,6 @@ STUDIES = (
             for lambda_0 in LAMBDAS
             for reading, merge in _merges(lambda_0).items()
         ),
+        evaluate_every=4.0,
     ),
 )

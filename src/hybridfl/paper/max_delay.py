@@ -14,7 +14,7 @@ def _study(name: str, shows: str, task: str) -> Study:
     arms = tuple(
         Arm(label, algorithm, max_delay=delay, at=delay) for delay in DELAYS for label, algorithm in ALGORITHMS.items()
     )
-    return Study(name, shows, task, arms)
+    return Study(name, shows, task, arms, evaluate_every=4.0)
 
 
 STUDIES = (

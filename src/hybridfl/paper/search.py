@@ -47,5 +47,6 @@ STUDIES = (
             for epochs in EPOCHS
         ),
         seeds=3,
+        evaluate_every=4.0,
     ),
 )

@@ -25,7 +25,11 @@ def _arms(share: float) -> tuple[Arm, ...]:
 
 STUDIES = tuple(
     Study(
-        f"straggler-share-{name}", "left out by the paper", task, tuple(arm for share in SHARES for arm in _arms(share))
+        f"straggler-share-{name}",
+        "left out by the paper",
+        task,
+        tuple(arm for share in SHARES for arm in _arms(share)),
+        evaluate_every=4.0,
     )
     for name, task in (("fashion-mnist", "fashion-mnist"), ("synthetic-1-1", "synthetic(1, 1)"))
 )

@@ -46,6 +46,8 @@ class Study:
     """What is measured besides; it is kept with how the study was run."""
     seeds: int = 5
     rounds: int = ROUNDS
+    evaluate_every: float = 1.0
+    """Virtual seconds between two records: curves want all, final figures a few."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,7 @@ class Scale:
                     PaperDelays(arm.stragglers, arm.max_delay),
                     seconds=float(rounds) if arm.by_time else None,
                     rounds=None if arm.by_time else rounds,
-                    evaluate_every=1.0,
+                    evaluate_every=study.evaluate_every,
                     seed=seed,
                     label=arm.label,
                 )
@@ -110,7 +112,7 @@ class Scale:
 def folder_of(out: Path, run: Run) -> Path:
     """Where a run is kept. Studies that need the same run share it."""
     assert isinstance(run.timing, PaperDelays)
-    fleet = f"{run.timing.stragglers:.0%} slow, up to {run.timing.max_delay}"
+    fleet = f"{run.timing.stragglers:.0%} slow, up to {run.timing.max_delay}, every {run.evaluate_every:g} s"
     return out / "runs" / slug(run.task.name) / slug(fleet) / slug(run.name) / f"seed-{run.seed}"
 
 
