@@ -2,7 +2,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from hybridfl.paper.claims import CLAIMS, Book, Claim, above_zero, gain, is_best, reaches, ruling, verdicts
+from hybridfl.paper.claims import CLAIMS, Book, Claim, above_zero, either, gain, is_best, reaches, ruling, verdicts
 from hybridfl.paper.interval import Interval
 from hybridfl.paper.learning_curves import DRIFT, FEDAVG, FEDPROX, OURS, PRESET, PRINTED, SSGD_
 from hybridfl.paper.results import Result
@@ -28,6 +28,13 @@ def test_rulings() -> None:
     assert ruling(False, True) == ruling(None, True) == "holds for our reading"
     assert ruling(False, False) == "does not hold"
     assert ruling(None, False) == ruling(False, None) == "cannot tell"
+
+
+def test_what_holds_with_drift_control_only_is_said_to() -> None:
+    assert either(True, False) == (True, "")
+    assert either(False, True) == either(None, True) == (True, "Only with drift control, which goes past the paper. ")
+    assert either(False, False) == (False, "")
+    assert either(False, None) == either(None, False) == (None, "")
 
 
 def test_what_an_interval_proves() -> None:

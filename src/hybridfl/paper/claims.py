@@ -78,6 +78,13 @@ def ruling(printed: bool | None, ours: bool | None) -> Ruling:
     return "does not hold" if printed is False and ours is False else "cannot tell"
 
 
+def either(ours: bool | None, controlled: bool | None) -> tuple[bool | None, str]:
+    """Whether a claim holds of HFL or, if only so, with drift control; and what must then be said."""
+    if ours or not controlled:
+        return ours if ours or controlled is not None else None, ""
+    return True, "Only with drift control, which goes past the paper. "
+
+
 def reaches(found: Interval, number: float) -> bool | None:
     """Whether the interval reaches a number; one that is wide proves nothing by it."""
     if found.high < number:
@@ -133,12 +140,19 @@ def _reaches(study: str, number: float) -> Callable[[Book], tuple[str, str, Ruli
     def judge(book: Book) -> tuple[str, str, Ruling, str]:
         results = book[study]
         printed, ours, drift, preset = (final(results, label) for label in (PRINTED, OURS, DRIFT, PRESET))
-        best = max((ours, drift, preset), key=lambda each: each.mean)
+        best = max((drift, preset), key=lambda each: each.mean)
+        holds, note = either(reaches(ours, number), reaches(best, number))
         why = (
-            "As printed λ_t dies out within a few rounds and the model learns the normal devices' data only. Remembering every "
-            f"straggler gives {ours.percent()}, drift control {drift.percent()}, with a cosine schedule {preset.percent()}."
+            f"{note}As printed λ_t dies out within a few rounds and the model learns the normal devices' data only. Remembering"
+            f" every straggler gives {ours.percent()}, drift control {drift.percent()}, and a schedule that comes to rest at T "
+            f"with it {preset.percent()}."
         )
-        return printed.percent(), best.percent(), ruling(reaches(printed, number), reaches(best, number)), why
+        return (
+            printed.percent(),
+            max(ours, best, key=lambda each: each.mean).percent(),
+            ruling(reaches(printed, number), holds),
+            why,
+        )
 
     return judge
 
@@ -151,13 +165,13 @@ def _best(study: str) -> Callable[[Book], tuple[str, str, Ruling, str]]:
         printed, ours, drift = (gain(results, label, rivals) for label in (PRINTED, OURS, DRIFT))
         took = np.mean([result.seconds[-1] for result in of(results, FEDAVG)])
         own = np.mean([result.seconds[-1] for result in of(results, OURS)])
+        holds, note = either(above_zero(ours), above_zero(drift))
         why = (
-            f"Points ahead of the better of FedAvg and FedProx, after as many rounds of each. With drift control "
-            f"{drift.percent()}. FedAvg's rounds take {took:,.0f} virtual seconds, HFL's {own:,.0f}."
+            f"{note}Points ahead of the better of FedAvg and FedProx, after as many rounds of each; FedAvg's take {took:,.0f} "
+            f"virtual seconds, HFL's {own:,.0f}."
         )
-        shown = f"{ours.percent()} (drift control {drift.percent()})"
-        best = max((ours, drift), key=lambda each: each.low)
-        return printed.percent(), shown, ruling(above_zero(printed), above_zero(best)), why
+        shown = f"{ours.percent()}; drift control {drift.percent()}"
+        return printed.percent(), shown, ruling(above_zero(printed), holds), why
 
     return judge
 
@@ -293,9 +307,12 @@ def _ahead_by(study: str, points: float) -> Callable[[Book], tuple[str, str, Rul
     def judge(book: Book) -> tuple[str, str, Ruling, str]:
         results, rivals = book[study], (FEDAVG, FEDPROX)
         printed, ours, drift = (gain(results, label, rivals) for label in (PRINTED, OURS, DRIFT))
-        bound = final(results, SSGD_).percent()
-        why = f"Points ahead of the better of FedAvg and FedProx. With drift control {drift.percent()}; S-SGD is at {bound} %."
-        return printed.percent(), ours.percent(), ruling(reaches(printed, points), reaches(ours, points)), why
+        holds, note = either(reaches(ours, points), reaches(drift, points))
+        why = (
+            f"{note}Points ahead of the better of FedAvg and FedProx; S-SGD is at {final(results, SSGD_).percent()} %."
+        )
+        shown = f"{ours.percent()}; drift control {drift.percent()}"
+        return printed.percent(), shown, ruling(reaches(printed, points), holds), why
 
     return judge
 
@@ -335,11 +352,12 @@ def _rate(study: str) -> Callable[[Book], tuple[str, str, Ruling, str]]:
     def judge(book: Book) -> tuple[str, str, Ruling, str]:
         printed, ours, drift = (exponent(book, label) for label in (PRINTED, OURS, DRIFT))
         shown = [f"{each.mean:.2f} ± {each.half:.2f}" for each in (printed, ours, drift)]
+        holds, note = either(_fast(ours), _fast(drift))
         why = (
-            f"α in F(w_t) − F* ∝ 1/(t + τ)^α, fitted from t = τ on; with drift control {shown[2]}. With η_t = 0.1/(1 + t) and "
-            "μ = 2·10⁻⁴ the theorem's premises hold, but T = 200 rounds are far from where 1/t would show."
+            f"{note}α in F(w_t) − F* ∝ 1/(t + τ)^α, fitted from t = τ to T. With η_t = 0.1/(1 + t) and μ = 2·10⁻⁴ the "
+            "theorem's premises hold, but 200 rounds may be far from where its rate would show."
         )
-        return shown[0], shown[1], ruling(_fast(printed), _fast(max(ours, drift, key=lambda each: each.high))), why
+        return shown[0], f"{shown[1]}; drift control {shown[2]}", ruling(_fast(printed), holds), why
 
     return judge
 

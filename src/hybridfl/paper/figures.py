@@ -253,9 +253,9 @@ def theorems(results: Sequence[Result], aside: Mapping[str, Any]) -> Figure:
     rate.set_xlabel("t + τ")
     rate.set_title("F(w_t) − F*", loc="left")
     first.set_xlabel("t + τ")
-    first.set_title("the same, and Theorem 1's bound (grey)", loc="left", fontsize=7)
+    first.set_title("HFL's, and Theorem 1's bound (grey)", loc="left", fontsize=7)
     second.set_xlabel("T")
-    second.set_title("min ‖∇F‖², and Theorem 2's bound (grey)", loc="left", fontsize=7)
+    second.set_title("min ‖∇F‖², and Theorem 2's (grey)", loc="left", fontsize=7)
     _legend(figure, rate, columns=4)
     return figure
 
