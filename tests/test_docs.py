@@ -100,8 +100,8 @@ import hybridfl.cli
 from hybridfl.cli import main
 from hybridfl.data.store import data_set
 budget = {
-    "run": "--seconds 2 --devices 12 --batch-size 200",
-    "compare": "--seconds 2 --devices 12 --batch-size 200 --seeds 1",
+    "run": "--seconds 2 --devices 12 --batch-size 200 --epochs 1 --evaluate-every 9",
+    "compare": "--seconds 2 --devices 12 --batch-size 200 --epochs 1 --seeds 1 --evaluate-every 9",
 }
 sys.argv += budget.get(sys.argv[1], "").split()
 sys.argv = [argument.replace("sequences=20000", "sequences=1000") for argument in sys.argv]
