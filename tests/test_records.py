@@ -1,5 +1,6 @@
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -193,3 +194,10 @@ def test_what_other_versions_wrote_beside_is_left_out(tmp_path: Path) -> None:
     row = json.loads((tmp_path / "records.jsonl").read_text())
     (tmp_path / "records.jsonl").write_text(json.dumps(row | {"wall_seconds": 3.5}) + "\n")
     assert load(tmp_path).records == (FIRST,)
+
+
+def test_many_may_look_at_once_whether_a_folder_can_be_written(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(check_folder, tmp_path / str(number), {}) for number in range(400)]:
+            done.result()
+    assert list(tmp_path.iterdir()) == []
