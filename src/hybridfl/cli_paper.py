@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,6 @@ def reproduce(
     from hybridfl.paper.page import write_page
     from hybridfl.paper.reproduce import Plan, reproduce
     from hybridfl.paper.studies import STUDIES
-    from hybridfl.paper.study import Scale
 
     if names == ["list"]:
         _list()
@@ -52,8 +52,8 @@ def reproduce(
         raise InputError(f"--seeds {seeds}: give 1 or more.")
     chosen = STUDIES if "all" in names else tuple(known[name] for name in names if name in known)
     if chosen:
-        scale = Scale.quick() if quick else Scale(seeds=seeds, is_full=full)
-        plan = Plan(chosen, scale, out, data_dir)
+        sized = [study.quick() if quick else study.at_full_size() if full else study for study in chosen]
+        plan = Plan([replace(study, seeds=seeds or study.seeds) for study in sized], out, data_dir)
         plan.check()
         try:
             reproduce(plan, device, quiet)

@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hybridfl.paper.page import write_page
 from hybridfl.paper.reproduce import Plan, reproduce
 from hybridfl.paper.results import distilled
 from hybridfl.paper.studies import STUDIES
-from hybridfl.paper.study import Arm, Scale, Study, find, folder_of
+from hybridfl.paper.study import Arm, Study, find, folder_of
 from hybridfl.records import load
 
 SYNTHETIC = [study for study in STUDIES if study.task.startswith("synthetic")]
@@ -29,7 +30,7 @@ def test_runs_that_share_a_folder_are_the_same_run() -> None:
     """Otherwise a second study would be refused, after hours perhaps."""
     seen: dict[str, str] = {}
     for study in SYNTHETIC:
-        for _, run in Scale(devices=12, seeds=1).runs(study):
+        for _, run in replace(study, devices=12, seeds=1).runs():
             said = json.dumps(run.config(), default=str)
             assert seen.setdefault(str(folder_of(Path("out"), run)), said) == said, (study.name, run.name)
 
@@ -43,22 +44,24 @@ def test_every_figure_of_the_paper_has_its_study() -> None:
 def test_a_quick_look_has_ends_and_middle_of_a_sweep_and_all_of_a_short_list() -> None:
     sweep = find(STUDIES, "fig4-max-delay-fashion-mnist")
     assert sweep is not None
-    assert {arm.at for arm in Scale.quick().arms_of(sweep)} == {10, 60, 100}
-    assert Scale.quick().arms_of(CURVES[0]) == CURVES[0].arms
-    assert Scale.quick().count(CURVES[0]) == 20
-    assert Scale().count(CURVES[0]) == 50
+    assert {arm.at for arm in sweep.quick().arms} == {10, 60, 100}
+    assert CURVES[0].quick().arms == CURVES[0].arms
+    assert len(find(STUDIES, "ablation-synthetic-1-1").quick().arms) == 10  # type: ignore[union-attr]
 
 
 def test_the_papers_size_is_one_flag_away() -> None:
     shakespeare = find(STUDIES, "fig5-shakespeare")
     assert shakespeare is not None
-    full = Scale(is_full=True)
-    assert (full.task_of(shakespeare), full.rounds_of(shakespeare)) == ("shakespeare-paper", 200)
+    full = shakespeare.at_full_size()
+    assert (full.name, full.task, full.rounds) == ("fig5-shakespeare", "shakespeare-paper", 200)
+    assert "Cosine(initial=1.0, versions=200)" in repr(full.arms)
+    assert "Cosine(initial=1.0, versions=50)" in repr(shakespeare.arms)
+    assert CURVES[0].at_full_size() is CURVES[0]
 
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    plan = Plan([study for study in SYNTHETIC if study.name in NAMES], Scale.quick(), tmp_path_factory.mktemp("paper"))
+    plan = Plan([study.quick() for study in SYNTHETIC if study.name in NAMES], tmp_path_factory.mktemp("paper"))
     reproduce(plan, "cpu", quiet=True)
     return plan
 
@@ -76,7 +79,7 @@ def test_results_are_a_line_a_run_with_what_the_records_say(played: Plan) -> Non
     study = played.studies[0]
     rows = results.read(played.results_of(study))
     assert [(row.label, row.seed) for row in rows] == [(arm.label, seed) for seed in (0, 1) for arm in study.arms]
-    for row, (arm, run) in zip(rows, played.scale.runs(study), strict=True):
+    for row, (arm, run) in zip(rows, study.runs(), strict=True):
         saved = load(folder_of(played.out, run))
         assert row.accuracy[-1] == pytest.approx(saved.records[-1].test_accuracy, rel=1e-4)
         assert row.seconds[-1] == pytest.approx(saved.records[-1].seconds, abs=0.01)
@@ -107,7 +110,7 @@ def test_what_is_done_is_not_run_again(played: Plan) -> None:
 
 def test_missing_data_are_named_before_anything_is_run(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="hybridfl data fetch fashion-mnist"):
-        Plan(STUDIES, Scale(), tmp_path / "out", data_dir=tmp_path).check()
+        Plan(STUDIES, tmp_path / "out", data_dir=tmp_path).check()
     assert not (tmp_path / "out").exists()
 
 
@@ -121,7 +124,7 @@ def test_no_results_are_one_line(tmp_path: Path) -> None:
 
 
 def test_a_study_of_ones_own_is_a_value(tmp_path: Path) -> None:
-    mine = Study("mine", "nowhere", "synthetic(0, 0)", (Arm("HFL", HFL()),), seeds=1, rounds=2)
-    reproduce(Plan([mine], Scale(devices=10), tmp_path), "cpu", quiet=True)
+    mine = Study("mine", "nowhere", "synthetic(0, 0)", (Arm("HFL", HFL()),), devices=10, seeds=1, rounds=2)
+    reproduce(Plan([mine], tmp_path), "cpu", quiet=True)
     (row,) = results.read(tmp_path / "results" / "mine.jsonl")
     assert row.versions[-1] == 2

@@ -15,7 +15,7 @@ from hybridfl.engines import trainer_for
 from hybridfl.paper import theory
 from hybridfl.paper.learning_curves import DRIFT, OURS, PRINTED
 from hybridfl.paper.results import Result
-from hybridfl.paper.study import Arm, Scale, Study
+from hybridfl.paper.study import Arm, Study
 from hybridfl.paper.theory import Constants, Floats, Problem, Rate
 from hybridfl.plan import Run, Stage
 from hybridfl.run import Moment, run
@@ -32,17 +32,15 @@ EVERY = 10
 """Constants are the greatest over every tenth version."""
 
 
-def measured(study: Study, scale: Scale, data_dir: Path | None) -> dict[str, Any]:
+def measured(study: Study, data_dir: Path | None) -> dict[str, Any]:
     """By seed: F*, the constants, and min ‖∇F‖² with a constant rate."""
-    seeds = range(study.seeds if scale.seeds is None else scale.seeds)
-    return {"seeds": [_measured(study, scale, seed, data_dir) for seed in seeds]}
+    return {"seeds": [_measured(study, seed, data_dir) for seed in range(study.seeds)]}
 
 
-def _measured(study: Study, scale: Scale, seed: int, data_dir: Path | None) -> dict[str, Any]:
-    task = read_task(scale.task_of(study)).build(scale.devices, seed, data_dir)
-    rounds = scale.rounds_of(study)
+def _measured(study: Study, seed: int, data_dir: Path | None) -> dict[str, Any]:
+    task, rounds = read_task(study.task).build(study.devices, seed, data_dir), study.rounds
     problem = Problem.of(task.train, CLASSES, PAPER_L2)
-    lowest = theory.optimum(problem, 1e-3 if scale.is_quick else 1e-10)
+    lowest = theory.optimum(problem)
     plan = Run(task, HFL(), PaperDelays(0.9, MAX_DELAY), rounds=rounds, seed=seed)
     models, longest = [flatten(task.model).double().numpy()], 0.0
     for moment in _moments(plan):

@@ -6,6 +6,8 @@ so each is drawn against virtual time too.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hybridfl.algorithms.fedasync import FedAsync
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
@@ -48,8 +50,9 @@ def _study(name: str, shows: str, task: str) -> Study:
     return Study(name, shows, task, arms(PAPER))
 
 
-def _recurrent(name: str, shows: str, task: str, quick: str, full: str, rounds: int) -> Study:
-    return Study(name, shows, task, arms(RECURRENT, rounds), quick, full, seeds=3, rounds=rounds)
+def _recurrent(name: str, shows: str, task: str, small: str, full: str, rounds: int) -> Study:
+    whole = Study(name, shows, full, arms(RECURRENT), seeds=3, small_task=small)
+    return replace(whole, task=task, arms=arms(RECURRENT, rounds), rounds=rounds, full=whole)
 
 
 STUDIES = (

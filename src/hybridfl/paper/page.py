@@ -55,7 +55,7 @@ def read_about(folder: Path, study: Study) -> dict[str, Any]:
 
 
 def _head(about: dict[str, dict[str, Any]]) -> str:
-    quick = any(each.get("quick") for each in about.values())
+    quick = any(each.get("devices", 100) < 100 for each in about.values())
     warning = (
         "\n**A quick look: tiny runs that show that everything works. Their numbers mean nothing.**\n" if quick else ""
     )

@@ -20,7 +20,7 @@ from hybridfl.engines import device_named
 from hybridfl.experiment import save_all
 from hybridfl.paper import results
 from hybridfl.paper.results import Result, distilled
-from hybridfl.paper.study import Arm, Scale, Study, folder_of
+from hybridfl.paper.study import Arm, Study, folder_of
 from hybridfl.plan import Run
 from hybridfl.records import Record, load, load_config
 from hybridfl.run_folder import FINISHED
@@ -29,10 +29,9 @@ from hybridfl.threads import CORES
 
 @dataclass(frozen=True)
 class Plan:
-    """Some studies at some scale, kept in a folder."""
+    """Some studies, kept in a folder."""
 
     studies: Sequence[Study]
-    scale: Scale
     out: Path
     data_dir: Path | None = None
 
@@ -41,26 +40,26 @@ class Plan:
 
     def check(self) -> None:
         """Raise `InputError` if data are missing, before anything is run."""
-        for task in dict.fromkeys(self.scale.task_of(study).split("(")[0] for study in self.studies):
+        for task in dict.fromkeys(study.task.split("(")[0] for study in self.studies):
             if (name := task.removesuffix("-paper")) in DATA_SETS:
                 locate(name, self.data_dir)
 
     def play(self, study: Study, device: str) -> Iterator[tuple[Run, Record]]:
         """Run all that is left of a study; at its end its results are written, and how they were made."""
         started = time.perf_counter()
-        arms, runs = zip(*self.scale.runs(study, self.data_dir), strict=True)
+        arms, runs = zip(*study.runs(self.data_dir), strict=True)
         folders = [folder_of(self.out, run) for run in runs]
         yield from save_all(runs, folders, device)
         results.write(self.results_of(study), map(_result, arms, folders))
         about = {
             "task": runs[0].task.name,
-            "rounds": self.scale.rounds_of(study),
-            "quick": self.scale.is_quick,
+            "devices": study.devices,
+            "rounds": study.rounds,
             "device": describe(device_named(device)),
             "versions": load_config(folders[0])["versions"],
         }
         if study.aside is not None:
-            about["aside"] = study.aside(study, self.scale, self.data_dir)
+            about["aside"] = study.aside(study, self.data_dir)
         about["wall_seconds"] = round(time.perf_counter() - started)
         self.results_of(study).with_suffix(".about.json").write_text(json.dumps(about, indent=2) + "\n")
 
@@ -87,7 +86,7 @@ class PlanDisplay:
             console=Console(stderr=True),
             disable=quiet,
         )
-        self._counts = {study.name: plan.scale.count(study) for study in plan.studies}
+        self._counts = {study.name: len(study.arms) * study.seeds for study in plan.studies}
         self._all = self._progress.add_task("[bold]all studies", total=sum(self._counts.values()), news="")
         self._done = 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,74 +39,53 @@ class Study:
     """What the paper has there."""
     task: str
     arms: tuple[Arm, ...]
-    quick_task: str = ""
-    """The task of a quick look, if that must be smaller, and the paper's, if `task` is smaller."""
-    full_task: str = ""
-    aside: Callable[[Study, Scale, Path | None], dict[str, Any]] | None = None
-    """What is measured besides; it is kept with how the study was run."""
+    devices: int = 100
     seeds: int = 5
     rounds: int = ROUNDS
     evaluate_every: float = 1.0
     """Virtual seconds between two records: curves want all, final figures a few."""
+    aside: Callable[[Study, Path | None], dict[str, Any]] | None = None
+    """What is measured besides; it is kept with how the study was run."""
+    small_task: str = ""
+    """The task of a quick look, if that must be smaller."""
+    full: Study | None = None
+    """The study at the paper's size, if this is smaller."""
 
+    def quick(self) -> Study:
+        """A look at whether everything works, in seconds: its numbers mean nothing."""
+        return replace(
+            self, task=self.small_task or self.task, arms=_few(self.arms), devices=20, seeds=2, rounds=4, full=None
+        )
 
-@dataclass(frozen=True)
-class Scale:
-    """How much of a study is run: all of it, or a quick look at whether everything works."""
+    def at_full_size(self) -> Study:
+        return self if self.full is None else self.full
 
-    devices: int = 100
-    rounds: int | None = None
-    seeds: int | None = None
-    is_quick: bool = False
-    is_full: bool = False
-
-    @classmethod
-    def quick(cls) -> Scale:
-        """Numbers that mean nothing, in a minute or two."""
-        return cls(devices=20, rounds=4, seeds=2, is_quick=True)
-
-    def task_of(self, study: Study) -> str:
-        if self.is_full and study.full_task:
-            return study.full_task
-        return study.quick_task if self.is_quick and study.quick_task else study.task
-
-    def rounds_of(self, study: Study) -> int:
-        if self.is_full:
-            return ROUNDS
-        return study.rounds if self.rounds is None else self.rounds
-
-    def arms_of(self, study: Study) -> tuple[Arm, ...]:
-        """Of a sweep, a quick look has the ends and the middle; of a long list, every fifth."""
-        points = sorted({arm.at for arm in study.arms if arm.at is not None})
-        if not self.is_quick:
-            return study.arms
-        if points:
-            shown = {points[0], points[len(points) // 2], points[-1]}
-            return tuple(arm for arm in study.arms if arm.at in shown)
-        return study.arms if len(study.arms) <= 10 else study.arms[::5]
-
-    def count(self, study: Study) -> int:
-        """How many runs it is."""
-        return len(self.arms_of(study)) * (study.seeds if self.seeds is None else self.seeds)
-
-    def runs(self, study: Study, data_dir: Path | None = None) -> Iterator[tuple[Arm, Run]]:
+    def runs(self, data_dir: Path | None = None) -> Iterator[tuple[Arm, Run]]:
         """Seed by seed, so that a seed's data are made once and shared by all arms."""
-        rounds = self.rounds_of(study)
-        recipe = read_task(self.task_of(study))
-        for seed in range(study.seeds if self.seeds is None else self.seeds):
+        recipe = read_task(self.task)
+        for seed in range(self.seeds):
             task = recipe.build(self.devices, seed, data_dir)
-            for arm in self.arms_of(study):
+            for arm in self.arms:
                 run = Run(
                     task,
                     arm.algorithm,
                     PaperDelays(arm.stragglers, arm.max_delay),
-                    seconds=float(rounds) if arm.by_time else None,
-                    rounds=None if arm.by_time else rounds,
-                    evaluate_every=study.evaluate_every,
+                    seconds=float(self.rounds) if arm.by_time else None,
+                    rounds=None if arm.by_time else self.rounds,
+                    evaluate_every=self.evaluate_every,
                     seed=seed,
                     label=arm.label,
                 )
                 yield arm, run
+
+
+def _few(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
+    """Of a sweep the ends and the middle, of a long list every fifth."""
+    points = sorted({arm.at for arm in arms if arm.at is not None})
+    if points:
+        shown = {points[0], points[len(points) // 2], points[-1]}
+        return tuple(arm for arm in arms if arm.at in shown)
+    return arms if len(arms) <= 10 else arms[::5]
 
 
 def folder_of(out: Path, run: Run) -> Path:
