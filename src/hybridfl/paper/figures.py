@@ -166,7 +166,10 @@ def sweep(results: Sequence[Result], axis: str, series: Callable[[str], str] = s
 
 
 def corrections(results: Sequence[Result]) -> Figure:
-    """Final accuracy by correction, with the memory and with arrivals only, for both schedules."""
+    """Final accuracy by correction, with the memory and with arrivals only, for both schedules.
+
+    Intervals are of differences: how hard a seed's data are for all is taken out first.
+    """
     figure = Figure(figsize=(TWO_COLUMNS, 3.4), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     names = list(dict.fromkeys(_correction(label) for label in labels(results)))
@@ -175,7 +178,7 @@ def corrections(results: Sequence[Result]) -> Figure:
     ):
         for kind, colour in ((ablation.MEMORY, VERMILLION), (ablation.ARRIVALS, "#0072B2")):
             group = [label for label in labels(results) if label.startswith(kind) and label.endswith(f"({schedule})")]
-            intervals = [Interval.of([result.final_accuracy for result in of(results, label)]) for label in group]
+            intervals = [_beside_others(results, label) for label in group]
             axes.errorbar(
                 [interval.mean for interval in intervals],
                 [names.index(_correction(label)) for label in group],
@@ -194,6 +197,16 @@ def corrections(results: Sequence[Result]) -> Figure:
         axes.set_xlabel("final test accuracy")
     _legend(figure, panels[0], columns=2)
     return figure
+
+
+def _beside_others(results: Sequence[Result], label: str) -> Interval:
+    """The mean, and the interval of what is left when a seed's mean over all labels is taken out (Cousineau, 2005)."""
+    seeds = {result.seed for result in results}
+    of_seed = {
+        seed: float(np.nanmean([each.final_accuracy for each in results if each.seed == seed])) for seed in seeds
+    }
+    everybody = float(np.mean(list(of_seed.values())))
+    return Interval.of([each.final_accuracy - of_seed[each.seed] + everybody for each in of(results, label)])
 
 
 def _correction(label: str) -> str:
