@@ -128,3 +128,11 @@ def test_a_study_of_ones_own_is_a_value(tmp_path: Path) -> None:
     reproduce(Plan([mine], tmp_path), "cpu", quiet=True)
     (row,) = results.read(tmp_path / "results" / "mine.jsonl")
     assert row.versions[-1] == 2
+
+
+def test_the_published_page_is_what_its_results_make(tmp_path: Path) -> None:
+    published = Path(__file__).parents[2] / "docs" / "paper"
+    (tmp_path / "results").mkdir()
+    for path in (published / "results").iterdir():
+        (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
+    assert write_page(tmp_path, STUDIES).read_text() == (published / "README.md").read_text()

@@ -65,8 +65,10 @@ class Plan:
 
 
 def describe(device: torch.device) -> str:
-    """`one NVIDIA H200`, or `2 CPU cores`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{CORES} CPU cores"
+    """`NVIDIA H200`, or `2 CPU cores`."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{CORES} CPU core{'s' if CORES > 1 else ''}"
 
 
 def _result(arm: Arm, folder: Path) -> Result:
