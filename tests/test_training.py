@@ -128,9 +128,10 @@ def test_two_steps_by_hand() -> None:
 
 
 def test_a_drift_is_added_to_every_clipped_gradient() -> None:
-    """As above with no μ, drift (1, −2) and a clip of 3.1 = half of the first gradient's length 6.2·√5/2 … by hand:
+    """By hand, η = 0.1 and d = (1, −2), which is not clipped.
 
-    step 1: (6.2, 3.1)/√5 + (1, −2); η = 0.1. The gradient of 3a + b with ε = 0 is (3, 1) everywhere: w − η·2·((3, 1) + d).
+    One step as above, (6.2, 3.1) clipped to 3.1: w − η·((6.2, 3.1)/√5 + d).
+    Two steps on 3a + b, whose gradient is (3, 1) everywhere: w − 2η·((3, 1) + d).
     """
     train = LocalSGD(one_sample(2.0, 1.0), nn.Linear(1, 1), squared_error, l2=0.1)
     job = Job(0, 0, torch.tensor([1.0, 0.5]), Work(1, 1, 0.1, clip=3.1), 0.0, drift=torch.tensor([1.0, -2.0]))

@@ -14,18 +14,30 @@ from hybridfl.plan import Run
 from hybridfl.records import Record
 
 
+def bars(name_width: int, bar_width: int, news_width: int, quiet: bool) -> Progress:
+    """Lines of name, bar, news and time left, on standard error, so that standard output stays clean."""
+    return Progress(
+        TextColumn("{task.description}", table_column=Column(max_width=name_width, no_wrap=True)),
+        BarColumn(bar_width=bar_width),
+        TextColumn("{task.fields[news]}", table_column=Column(min_width=news_width, no_wrap=True)),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=Console(stderr=True),
+        disable=quiet,
+    )
+
+
+def part_done(run: Run, record: Record) -> float:
+    """How much of a run lies behind it, by versions or by time, whichever is more."""
+    by_version = record.version / run.rounds if run.rounds else 0.0
+    by_time = record.seconds / run.seconds if run.seconds else 0.0
+    return min(1.0, max(by_version, by_time))
+
+
 class RunsDisplay:
-    """One line an algorithm, over its seeds, and one for all; on standard error, so that standard output stays clean."""
+    """One line an algorithm, over its seeds, and one for all."""
 
     def __init__(self, runs: Sequence[Run], quiet: bool) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}", table_column=Column(max_width=22, no_wrap=True)),
-            BarColumn(bar_width=14),
-            TextColumn("{task.fields[news]}", table_column=Column(min_width=28, no_wrap=True)),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=Console(stderr=True),
-            disable=quiet,
-        )
+        self._progress = bars(22, 14, 28, quiet)
         self._lines = {
             name: self._progress.add_task(name, total=sum(run.name == name for run in runs), news="", start=False)
             for name in dict.fromkeys(run.name for run in runs)
@@ -35,9 +47,7 @@ class RunsDisplay:
 
     def show(self, run: Run, record: Record) -> None:
         """The newest record of a run that is under way."""
-        by_version = record.version / run.rounds if run.rounds else 0.0
-        by_time = record.seconds / run.seconds if run.seconds else 0.0
-        self._parts[run.name][run.seed] = min(1.0, max(by_version, by_time))
+        self._parts[run.name][run.seed] = part_done(run, record)
         news = f"seed {run.seed}  {record.test_accuracy:6.1%}  {record.seconds:,.0f} virtual s"
         self._progress.start_task(self._lines[run.name])
         self._progress.update(self._lines[run.name], news=news, completed=sum(self._parts[run.name].values()))

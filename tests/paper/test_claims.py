@@ -12,7 +12,7 @@ from hybridfl.paper.studies import STUDIES
 def results(finals: Mapping[str, Sequence[float]], at: float | None = None) -> list[Result]:
     """Runs that end so, a number a seed."""
     return [
-        Result(label, seed, at, final, 1.0, final, 0.02, 0.01, (0, 200), (0.0, 200.0), (0.1, final), (2.3, 1.0))
+        Result(label, seed, at, final, 1.0, 0.02, 0.01, (0, 200), (0.0, 200.0), (0.1, final), (2.3, 1.0))
         for label, values in finals.items()
         for seed, final in enumerate(values)
     ]

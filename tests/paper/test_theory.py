@@ -76,13 +76,15 @@ def test_no_gradient_changes_faster_than_smoothness_allows() -> None:
 def test_dissimilarity_is_1_where_all_hold_the_same() -> None:
     same = Problem(TINY.inputs, TINY.targets, (TINY.devices[0], TINY.devices[0]), 2, 0.05)
     assert theory.dissimilarity(same, [np.array([0.3, 0.1, 0.0, 0.2])]) == pytest.approx(1.0)
-    # At w = 0 the devices' gradients are (−½, ½, 0, 0) and (⅜, −⅜, 0, 0), their shares ⅓ and ⅔.
-    joint = 2 * (1 / 3 * -0.5 + 2 / 3 * 0.1875 * 2) ** 2
-    slopes = [TINY.gradient(np.zeros(4), rows) for rows in TINY.devices]
-    squares = 1 / 3 * float(slopes[0] @ slopes[0]) + 2 / 3 * float(slopes[1] @ slopes[1])
-    assert joint > 0
-    mean = 1 / 3 * slopes[0] + 2 / 3 * slopes[1]
-    assert theory.dissimilarity(TINY, [np.zeros(4)]) == pytest.approx(math.sqrt(squares / float(mean @ mean)))
+
+
+def test_dissimilarity_by_hand() -> None:
+    """At w = 0, ∇W_0 = mean((½ − 1_{y=0})·x) is −½ and (−1 + 1 + ¼ + ½)/4 = 3/16, ∇b = 0; shares ⅓ and ⅔.
+
+    Σ p‖∇F_i‖² = 2·(⅓·¼ + ⅔·9/256), ‖∇F‖² = 2·(−⅙ + ⅛)².
+    """
+    expected = math.sqrt((1 / 12 + 2 / 3 * 9 / 256) / (1 / 8 - 1 / 6) ** 2)
+    assert theory.dissimilarity(TINY, [np.zeros(4)]) == pytest.approx(expected)
 
 
 CONSTANTS = Constants(

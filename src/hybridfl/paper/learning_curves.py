@@ -21,7 +21,6 @@ from hybridfl.paper.study import ROUNDS, Arm, Study
 OURS, PRINTED, DRIFT, PRESET = "HFL", "HFL as printed", "HFL, drift control", "HFL, drift control, cosine"
 SSGD_, FEDAVG, UNIFORM, FEDPROX = "S-SGD", "FedAvg", "FedAvg, uniform", "FedProx"
 FEDASYNC, FEDBUFF = "FedAsync", "FedBuff"
-RIVALS = (FEDAVG, UNIFORM, FEDPROX, FEDASYNC, FEDBUFF)
 
 PAPER = FullWork()
 """E = 5, batches of 64, η_t = 0.1/(1 + t)."""

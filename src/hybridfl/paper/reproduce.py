@@ -7,13 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
 
 from hybridfl.data.store import DATA_SETS, locate
 from hybridfl.engines import device_named
@@ -22,6 +17,7 @@ from hybridfl.paper import results
 from hybridfl.paper.results import Result, distilled
 from hybridfl.paper.study import Arm, Study, folder_of
 from hybridfl.plan import Run
+from hybridfl.progress import bars, part_done
 from hybridfl.records import Record, load, load_config
 from hybridfl.run_folder import FINISHED
 from hybridfl.threads import CORES
@@ -77,51 +73,34 @@ def _result(arm: Arm, folder: Path) -> Result:
 
 
 class PlanDisplay:
-    """How far the study at hand is, and the whole plan; on standard error."""
+    """How far the study at hand is, and the whole plan."""
 
     def __init__(self, plan: Plan, quiet: bool) -> None:
-        self._progress = Progress(
-            TextColumn("{task.description}", table_column=Column(max_width=36, no_wrap=True)),
-            BarColumn(bar_width=20),
-            TextColumn("{task.fields[news]}", table_column=Column(min_width=30, no_wrap=True)),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=Console(stderr=True),
-            disable=quiet,
-        )
+        self.progress = bars(36, 20, 30, quiet)
         self._counts = {study.name: len(study.arms) * study.seeds for study in plan.studies}
-        self._all = self._progress.add_task("[bold]all studies", total=sum(self._counts.values()), news="")
+        self._all = self.progress.add_task("[bold]all studies", total=sum(self._counts.values()), news="")
         self._done = 0.0
 
     def follow(self, study: Study, playing: Iterator[tuple[Run, Record]]) -> None:
         """Show a study's runs until it is done."""
-        line = self._progress.add_task(study.name, total=self._counts[study.name], news="")
+        line = self.progress.add_task(study.name, total=self._counts[study.name], news="")
         parts: dict[int, float] = {}
         for run, record in playing:
-            by_version = record.version / run.rounds if run.rounds else 0.0
-            by_time = record.seconds / run.seconds if run.seconds else 0.0
-            parts[id(run)] = min(1.0, max(by_version, by_time))
+            parts[id(run)] = part_done(run, record)
             news = f"{run.name}, seed {run.seed}: {record.test_accuracy:.1%}"
-            self._progress.update(line, completed=sum(parts.values()), news=news)
-            self._progress.update(self._all, completed=self._done + sum(parts.values()))
+            self.progress.update(line, completed=sum(parts.values()), news=news)
+            self.progress.update(self._all, completed=self._done + sum(parts.values()))
         self._done += self._counts[study.name]
-        self._progress.update(line, completed=self._counts[study.name], news="done")
-        self._progress.update(self._all, completed=self._done)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._progress.stop()
+        self.progress.update(line, completed=self._counts[study.name], news="done")
+        self.progress.update(self._all, completed=self._done)
 
 
 def reproduce(
     plan: Plan, device: str = "auto", quiet: bool = False, each: Callable[[Study], None] = lambda study: None
 ) -> None:
     """Run all studies of a plan; `each` is told of every one that is done."""
-    with PlanDisplay(plan, quiet) as display:
+    display = PlanDisplay(plan, quiet)
+    with display.progress:
         for study in plan.studies:
             display.follow(study, plan.play(study, device))
             each(study)

@@ -30,7 +30,6 @@ class Result:
     final_accuracy: float
     """The mean over the last 15 % of its virtual time."""
     final_loss: float
-    best_accuracy: float
     early_swing: float
     """The mean change of accuracy from one record to the next, in the second tenth of the run, and in its last tenth."""
     late_swing: float
@@ -42,24 +41,17 @@ class Result:
     """On training samples."""
     wall_seconds: float = math.nan
 
-    def accuracy_at_version(self, version: int) -> float:
-        """Of the last joint model that is no newer; NaN before the first."""
-        place = int(np.searchsorted(self.versions, version, side="right")) - 1
-        return self.accuracy[place] if place >= 0 else math.nan
-
 
 def distilled(run: SavedRun, at: float | None, wall_seconds: float) -> Result:
     """What is kept of a run."""
     records = run.records
     kept = [records[place] for place in _places(len(records))]
-    accuracy = np.array([record.test_accuracy for record in records])
     return Result(
         label=run.label,
         seed=run.seed,
         at=at,
         final_accuracy=_rounded(tail_mean(records, "test_accuracy")),
         final_loss=_rounded(tail_mean(records, "train_loss")),
-        best_accuracy=_rounded(float(np.nanmax(accuracy))),
         early_swing=_rounded(_swing(records, 0.1, 0.2)),
         late_swing=_rounded(_swing(records, 0.9, 1.0)),
         versions=tuple(record.version for record in kept),
