@@ -20,6 +20,7 @@ from hybridfl.cli import app
 from hybridfl.errors import InputError
 from hybridfl.experiment import save_all, simulate
 from hybridfl.fleets import FLEETS
+from hybridfl.plan import Run
 from hybridfl.records import load, load_all
 from hybridfl.resuming import planned
 from hybridfl.tasks import Synthetic
@@ -291,6 +292,9 @@ def test_the_table_holds_the_algorithms_asked_for(tmp_path: Path) -> None:
 
 
 def test_algorithms_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
+    plan = Run(Synthetic(0, 0).build(2, 0, None), HFL(), PaperDelays(), rounds=1)
+    with pytest.raises(InputError, match="would share the folder"):
+        save_all([plan, replace(plan, seed=1)], [tmp_path / "one", tmp_path / "ONE"], "cpu")
     with pytest.raises(InputError, match="would share the folder"):
         hybridfl("compare", "--algorithms", "FedBuff(2),FedBuff( 2)", "--out", tmp_path, *SMALL)
 

@@ -13,7 +13,7 @@ from hybridfl.conditions import Conditions
 from hybridfl.errors import InputError, require_positive
 from hybridfl.plan import Run
 from hybridfl.protocol import Algorithm
-from hybridfl.records import check_folder, difference, load_config
+from hybridfl.records import check_apart, check_folder, difference, load_config
 from hybridfl.tasks import TaskRecipe
 from hybridfl.timing import Pace, PaperDelays
 
@@ -71,12 +71,8 @@ def slug(text: str) -> str:
 def check_out(out: Path, runs: Sequence[Run]) -> None:
     """Refuse to write where another configuration's results lie, or beside runs that could not be compared with these."""
     folders = [folder_of(out, run) for run in runs]
-    names = [str(folder).casefold() for folder in folders]  # some disks do not tell hfl from HFL
+    check_apart([run.name for run in runs], folders)
     for folder, run in zip(folders, runs, strict=True):
-        if names.count(str(folder).casefold()) > 1:
-            raise InputError(
-                f"'{run.name}' and another algorithm would share the folder '{folder}': compare them apart."
-            )
         check_folder(folder, run.config())
     configs = [run.config() for run in runs]
     for path in sorted(out.rglob("run.json")) if out.is_dir() else []:

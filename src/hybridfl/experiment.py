@@ -16,7 +16,7 @@ from hybridfl.lockstep import Event, Saves, execute_all
 from hybridfl.plan import Run
 from hybridfl.playing import Often
 from hybridfl.protocol import Algorithm
-from hybridfl.records import Record, check_folder, load
+from hybridfl.records import Record, check_apart, check_folder, load
 from hybridfl.saving import FolderSaves
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
@@ -72,6 +72,7 @@ def save_all(
     goes on from its last checkpoint; with `fresh`, all begin anew.
     `ray`: the address of a Ray cluster to spread them over, or `auto`; see `ray_cluster.py`.
     """
+    check_apart([plan.name for plan in plans], folders)
     place = device_named(device) if ray is None else CPU
     saves = FolderSaves(plans, folders, place, Often(checkpoint_every))
     for plan, folder in zip(plans, folders, strict=True):

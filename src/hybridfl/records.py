@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,16 @@ class SavedRun:
     @property
     def seed(self) -> int:
         return int(self.config["seed"])
+
+
+def check_apart(names: Sequence[str], folders: Sequence[Path]) -> None:
+    """Raise `InputError` if two runs would be written to one folder: one's results would pass for the other's."""
+    owners: dict[str, str] = {}
+    for name, folder in zip(names, folders, strict=True):
+        place = str(folder).casefold()  # some disks do not tell hfl from HFL
+        if place in owners:
+            raise InputError(f"'{owners[place]}' and '{name}' would share the folder '{folder}': run them apart.")
+        owners[place] = name
 
 
 def check_folder(folder: Path, config: Config) -> None:

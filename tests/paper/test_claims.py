@@ -2,11 +2,12 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from hybridfl.paper.claims import CLAIMS, Book, Claim, above_zero, either, gain, is_best, reaches, ruling, verdicts
+from hybridfl.paper.claims import CLAIMS, verdicts
 from hybridfl.paper.interval import Interval
 from hybridfl.paper.learning_curves import DRIFT, FEDAVG, FEDPROX, OURS, PRESET, PRINTED, SSGD_
 from hybridfl.paper.results import Result
 from hybridfl.paper.studies import STUDIES
+from hybridfl.paper.verdict import Book, Claim, above_zero, either, gain, is_best, reaches, ruling, shown_best
 
 
 def results(finals: Mapping[str, Sequence[float]], at: float | None = None) -> list[Result]:
@@ -33,8 +34,8 @@ def test_rulings() -> None:
 def test_what_holds_with_drift_control_only_is_said_to() -> None:
     assert either(True, False) == (True, "")
     assert either(False, True) == either(None, True) == (True, "Only with drift control, which goes past the paper. ")
-    assert either(False, False) == (False, "")
-    assert either(False, None) == either(None, False) == (None, "")
+    assert either(False, False) == either(False, None) == (False, "")
+    assert either(None, False) == either(None, None) == (None, "")
 
 
 def test_what_an_interval_proves() -> None:
@@ -42,10 +43,16 @@ def test_what_an_interval_proves() -> None:
     assert reaches(Interval(0.82, 0.005), 0.83) is False
     assert reaches(Interval(0.5, 0.4), 0.83) is None
     assert [above_zero(Interval(mean, 0.1)) for mean in (0.2, -0.2, 0.05)] == [True, False, None]
-    points = {10.0: Interval(0.7, 0.02), 20.0: Interval(0.71, 0.02), 30.0: Interval(0.8, 0.02)}
-    assert is_best(points, 30.0) is True
+
+
+def test_the_best_of_a_sweep_is_so_seed_by_seed() -> None:
+    points = {10.0: [0.60, 0.70, 0.80], 20.0: [0.62, 0.68, 0.81], 30.0: [0.71, 0.81, 0.905]}
+    assert is_best(points, 30.0) is True, "in spite of seeds that lie far apart"
     assert is_best(points, 10.0) is False
     assert is_best({10.0: points[10.0], 20.0: points[20.0]}, 10.0) is None
+    assert is_best({10.0: [0.1, 0.1], 20.0: [0.1, 0.1]}, 10.0) is None, "nothing changes anything"
+    assert shown_best(points, 30.0) == "best at 30: 80.8 ± 24.2, 10.5 ± 5.4 above 20"
+    assert shown_best(points, 10.0) == "best at 30: 80.8 ± 24.2, 10.8 ± 0.7 above 10"
 
 
 def test_gains_are_seed_by_seed_against_the_best_rival() -> None:

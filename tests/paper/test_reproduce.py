@@ -1,4 +1,5 @@
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -6,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from hybridfl.algorithms.hfl import HFL
+from hybridfl.comparison import slug
 from hybridfl.errors import InputError
 from hybridfl.paper import results
 from hybridfl.paper.learning_curves import STUDIES as CURVES
 from hybridfl.paper.page import write_page
 from hybridfl.paper.reproduce import Plan, reproduce
-from hybridfl.paper.results import distilled
+from hybridfl.paper.results import Result, distilled
 from hybridfl.paper.studies import STUDIES
 from hybridfl.paper.study import Arm, Study, find, folder_of
 from hybridfl.records import load
@@ -22,7 +24,7 @@ SYNTHETIC = [study for study in STUDIES if study.task.startswith("synthetic")]
 def test_names_are_unique_and_labels_within_a_fleet_too() -> None:
     assert len({study.name for study in STUDIES}) == len(STUDIES)
     for study in STUDIES:
-        arms = [(arm.label, arm.stragglers, arm.max_delay) for arm in study.arms]
+        arms = [(slug(arm.label), arm.stragglers, arm.max_delay) for arm in study.arms]
         assert len(set(arms)) == len(arms), study.name
 
 
@@ -100,6 +102,13 @@ def test_the_page_is_made_of_results_alone(played: Plan, tmp_path: Path) -> None
     for name in NAMES:
         figure = f"figures/{name}.svg"
         assert (tmp_path / figure).read_bytes() == (played.out / figure).read_bytes()
+
+
+def test_a_run_that_diverged_is_kept_as_json_and_read_back(tmp_path: Path) -> None:
+    row = Result("HFL", 0, None, 0.1, math.nan, 0.0, 0.0, (0, 1), (0.0, 1.0), (0.1, 0.1), (2.3, math.nan))
+    results.write(tmp_path / "one.jsonl", [row])
+    assert json.loads((tmp_path / "one.jsonl").read_text(), parse_constant=pytest.fail)["loss"] == [2.3, None]
+    assert repr(results.read(tmp_path / "one.jsonl")) == repr([row])
 
 
 def test_what_is_done_is_not_run_again(played: Plan) -> None:

@@ -53,6 +53,8 @@ LOOKS = {
     lambda_0.CONSTANT: Look("#009E73"),
 }
 OTHERS = Look("#56B4E9")
+FAILED = 0.3
+"""A final accuracy below this is that of training that diverged."""
 
 
 def save(study: Study, results: Sequence[Result], aside: Mapping[str, Any] | None, path: Path) -> None:
@@ -168,17 +170,20 @@ def sweep(results: Sequence[Result], axis: str, series: Callable[[str], str] = s
 def corrections(results: Sequence[Result]) -> Figure:
     """Final accuracy by correction, with the memory and with arrivals only, for both schedules.
 
-    Intervals are of differences: how hard a seed's data are for all is taken out first.
+    What diverged is named at the edge: drawn to scale, it would leave no room for the rest. Intervals are of differences: how
+    hard a seed's data are for all is taken out first.
     """
     figure = Figure(figsize=(TWO_COLUMNS, 3.4), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     names = list(dict.fromkeys(_correction(label) for label in labels(results)))
+    found = {label: _beside_others(results, label) for label in labels(results)}
+    left = min((each.mean for each in found.values() if each.mean > FAILED), default=FAILED) - 0.05
     for axes, schedule, title in zip(
         panels, ablation.SCHEDULES, ("η_t = 0.1/(1 + t)", "η_t = 0.1/√(1 + t)"), strict=True
     ):
         for kind, colour in ((ablation.MEMORY, VERMILLION), (ablation.ARRIVALS, "#0072B2")):
             group = [label for label in labels(results) if label.startswith(kind) and label.endswith(f"({schedule})")]
-            intervals = [_beside_others(results, label) for label in group]
+            intervals = [found[label] for label in group]
             axes.errorbar(
                 [interval.mean for interval in intervals],
                 [names.index(_correction(label)) for label in group],
@@ -189,6 +194,9 @@ def corrections(results: Sequence[Result]) -> Figure:
                 color=colour,
                 label=kind,
             )
+            for row in [names.index(_correction(label)) for label in group if found[label].mean < left]:
+                axes.annotate("← diverged", (left, row), color=GREY, va="center", fontsize=6)
+        axes.set_xlim(left=left)
         axes.set_title(title)
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
@@ -263,6 +271,7 @@ def theorems(results: Sequence[Result], aside: Mapping[str, Any]) -> Figure:
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter(FuncFormatter(lambda rounds, _: f"{rounds:,.0f}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
+    _log_loss(rate)
     rate.set_xlabel("t + τ")
     rate.set_title("F(w_t) − F*", loc="left")
     first.set_xlabel("t + τ")

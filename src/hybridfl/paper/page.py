@@ -9,13 +9,15 @@ from typing import Any
 
 from hybridfl.errors import InputError
 from hybridfl.paper import results
-from hybridfl.paper.claims import Book, Verdict, verdicts
+from hybridfl.paper.claims import verdicts
 from hybridfl.paper.figures import save
 from hybridfl.paper.interval import Interval
 from hybridfl.paper.results import Result, labels, of
 from hybridfl.paper.study import Study
+from hybridfl.paper.verdict import Book, Verdict
 
 NAME = "README.md"
+MOST_ROWS = 12
 
 
 def write_page(folder: Path, studies: Sequence[Study]) -> Path:
@@ -93,7 +95,7 @@ def _section(study: Study, found: Sequence[Result], about: dict[str, Any]) -> st
             "",
             f"![{study.name}](figures/{study.name}.svg)",
             "",
-            *(_finals(found) if len(labels(found)) <= 12 and found[0].at is None else []),
+            *(_finals(found) if found[0].at is None else []),
             _made(study, found, about),
             "",
         ]
@@ -101,6 +103,7 @@ def _section(study: Study, found: Sequence[Result], about: dict[str, Any]) -> st
 
 
 def _finals(found: Sequence[Result]) -> list[str]:
+    """Of a long list, the best."""
     groups = {label: of(found, label) for label in labels(found)}
     accuracy = {label: Interval.of([result.final_accuracy for result in group]) for label, group in groups.items()}
     loss = {label: Interval.of([result.final_loss for result in group]).mean for label, group in groups.items()}
@@ -110,7 +113,7 @@ def _finals(found: Sequence[Result]) -> list[str]:
         "|---|---|---|---|",
         *(
             f"| {label} | {accuracy[label].percent()} | {loss[label]:.3f} | {seconds[label]:,.0f} |"
-            for label in sorted(groups, key=lambda label: -accuracy[label].mean)
+            for label in sorted(groups, key=lambda label: -accuracy[label].mean)[:MOST_ROWS]
         ),
         "",
     ]

@@ -46,17 +46,20 @@ class Plan:
         arms, runs = zip(*study.runs(self.data_dir), strict=True)
         folders = [folder_of(self.out, run) for run in runs]
         yield from save_all(runs, folders, device)
-        results.write(self.results_of(study), map(_result, arms, folders))
+        found = list(map(_result, arms, folders))
+        results.write(self.results_of(study), found)
+        versions = load_config(folders[0])["versions"]
         about = {
             "task": runs[0].task.name,
             "devices": study.devices,
             "rounds": study.rounds,
             "device": describe(device_named(device)),
-            "versions": load_config(folders[0])["versions"],
+            "versions": {name: number for name, number in versions.items() if name != "platform"},
         }
         if study.aside is not None:
             about["aside"] = study.aside(study, self.data_dir)
-        about["wall_seconds"] = round(time.perf_counter() - started)
+        earlier = max(result.wall_seconds for result in found)  # of what was interrupted, all of it
+        about["wall_seconds"] = round(max(time.perf_counter() - started, earlier))
         self.results_of(study).with_suffix(".about.json").write_text(json.dumps(about, indent=2) + "\n")
 
 

@@ -65,7 +65,7 @@ def distilled(run: SavedRun, at: float | None, wall_seconds: float) -> Result:
 def write(path: Path, results: Iterable[Result]) -> None:
     """One line a run, in the order of labels' first appearance and of seeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(asdict(result), separators=(",", ":")) + "\n" for result in results))
+    path.write_text("".join(json.dumps(_row(result), separators=(",", ":")) + "\n" for result in results))
 
 
 def read(path: Path) -> list[Result]:
@@ -86,12 +86,25 @@ def of(results: Sequence[Result], label: str) -> list[Result]:
     return [result for result in results if result.label == label]
 
 
+def _row(result: Result) -> dict[str, Any]:
+    """JSON knows no NaN: null."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain(each) for each in value]
+        return None if isinstance(value, float) and math.isnan(value) else value
+
+    return {name: plain(value) for name, value in asdict(result).items()}
+
+
 def _result(row: dict[str, Any]) -> Result:
-    known = {field.name for field in fields(Result)}
-    kept: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in row.items() if name in known
-    }
-    return Result(**kept)
+    def number(value: Any) -> Any:
+        if isinstance(value, list):
+            return tuple(number(each) for each in value)
+        return math.nan if value is None else value
+
+    known = {field.name for field in fields(Result)} - {"at"}
+    return Result(at=row["at"], **{name: number(value) for name, value in row.items() if name in known})
 
 
 def _places(count: int) -> list[int]:

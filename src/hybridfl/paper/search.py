@@ -14,7 +14,11 @@ from hybridfl.algorithms.local_work import Cosine, FullWork, InverseSqrt, Invers
 from hybridfl.algorithms.memory import Memory
 from hybridfl.paper.study import Arm, Study
 
-SCHEDULES: dict[str, Callable[[float], Schedule]] = {"1/(1+t)": InverseTime, "1/√(1+t)": InverseSqrt, "cosine": Cosine}
+SCHEDULES: dict[str, Callable[[float], Schedule]] = {
+    "inverse": InverseTime,
+    "inverse sqrt": InverseSqrt,
+    "cosine": Cosine,
+}
 RATES = (0.03, 0.1, 0.3)
 EPOCHS = (2, 5)
 VARIANTS: dict[str, Callable[[FullWork], HFL]] = {
