@@ -86,7 +86,7 @@ class Run:
             "rounds": self.rounds,
             "evaluate_every": self.evaluate_every,
             "seed": self.seed,
-            "versions": _versions(),
+            "versions": versions(),
         }
 
 
@@ -126,6 +126,7 @@ def _traces(timing: object) -> dict[str, str]:
     return {path: checksum for part in parts for path, checksum in _traces(part).items()}
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Of what computes."""
     packages = {name: metadata.version(name) for name in ("hybridfl", "torch", "numpy", "numba") if find_spec(name)}
     return {"python": platform.python_version(), "platform": platform.platform(), **packages}

@@ -94,6 +94,15 @@ class Job:
     drift: Vector | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LocalScores:
+    """How the weights a device received do on the samples it holds out itself, where it was asked."""
+
+    loss: float
+    accuracy: float
+    num_samples: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
     """A device's answer to a job: the weights after `num_steps` local steps, and the mean loss of its last epoch.
@@ -105,6 +114,7 @@ class Update:
     weights: Vector
     num_steps: int
     train_loss: float | Tensor
+    scores: LocalScores | None = None
 
     @property
     def delta(self) -> Vector:
@@ -119,24 +129,34 @@ class Update:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lost:
-    """A job that will not be answered, and why. Its device is free again, if it is there."""
+    """A job that will not be answered, and why. Its device is free again, if it is there.
+
+    `is_fault`: it was answered, but with what is no update at all.
+    """
 
     job: Job
     reason: str
+    is_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inbox:
-    """All that reached the server at one instant, ordered by device: updates, and jobs known to be lost."""
+    """All that reached the server at one instant, ordered by device: updates, and jobs known to be lost.
+
+    Devices may join a real fleet at any time: `fleet` is the larger one then, whose last devices are new.
+    """
 
     now: float
     updates: tuple[Update, ...] = ()
     lost: tuple[Lost, ...] = ()
+    fleet: Fleet | None = None
+    joined: frozenset[int] = frozenset()
 
     @property
     def devices(self) -> frozenset[int]:
-        """Who is free again."""
-        return frozenset([*(update.job.device for update in self.updates), *(lost.job.device for lost in self.lost)])
+        """Who is free again, or for the first time."""
+        back = [*(update.job.device for update in self.updates), *(lost.job.device for lost in self.lost)]
+        return self.joined.union(back)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ class Guard:
 
     For the algorithm a refused update is a lost job: its device is free again. Before three devices have answered (or all, if
     there are fewer) nobody knows what is usual: what comes till then, 20 answers at most, is refused and held against nobody.
-    A device whose answers to its jobs are refused `quarantine` times in a row gets no more jobs, nor does one that says it
-    holds no samples, or more than `samples` × the median of those that hold any. None: no bound.
+    A device whose answers to its jobs are refused, or are no updates at all, `quarantine` times in a row gets no more jobs,
+    nor does one that says it holds no samples, or more than `samples` × the median of those that hold any. None: no bound.
     """
 
     norm: float | None = 10.0
@@ -114,10 +114,12 @@ class Guarded:
         refused = {_name(u.job): r for u, r in zip(updates, reasons, strict=True) if r is not None}
         answered = {_name(update.job) for update in good}
         given_up = [Lost(state.jobs[name], refused[name]) for name in (refused.keys() & state.jobs.keys()) - answered]
-        state = self._with_strikes(state, good, [lost.job for lost in given_up if lost.reason != TOO_EARLY])
         # A job ends once: what was answered is not lost as well, whatever a transport's timeout says.
         ended_already = answered | {_name(lost.job) for lost in given_up}
         losses = [lost for lost in inbox.lost if _name(lost.job) in state.jobs.keys() - ended_already]
+        faults = [lost.job for lost in given_up if lost.reason != TOO_EARLY]
+        state = self._with_strikes(state, good, faults + [lost.job for lost in losses if lost.is_fault])
+        fleet = inbox.fleet and replace(inbox.fleet, barred=self._absurd(inbox.fleet))
 
         inner, outbox = self.algorithm.step(
             state.inner,
@@ -125,6 +127,8 @@ class Guarded:
                 inbox.now,
                 tuple(good),
                 tuple(sorted((*losses, *given_up), key=lambda lost: lost.job.device)),
+                fleet,
+                inbox.joined,
             ),
         )
         ended = {_name(update.job): "answered already" for update in good} | {

@@ -111,6 +111,10 @@ class Samples:
         """The same samples as one device that holds them all."""
         return replace(self, offsets=np.array([0, len(self.index)]))
 
+    def at_place(self, device: int) -> Samples:
+        """All of these samples as those of this device, in a fleet whose other devices' samples are elsewhere."""
+        return replace(self, offsets=np.array([0] * (device + 1) + [len(self.index)]))
+
     def split(self, test_share: float = 0.1, seed: int = 0) -> tuple[Samples, Samples]:
         """(train, test): of each device's samples, `test_share` (rounded up, drawn by the seed) are held out.
 

@@ -1,0 +1,1 @@
+"""hybridfl on Flower: a server and a client around one task."""

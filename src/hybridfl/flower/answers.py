@@ -1,0 +1,56 @@
+"""A device's last answer, on its disk: whoever asks for the same again gets it without training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from hybridfl.checkpoints import write_aside
+from hybridfl.protocol import Job, LocalScores, Update
+
+
+@dataclass(frozen=True)
+class Answers:
+    """An update depends on its job and the run's seed alone, so these name the file it is kept in."""
+
+    folder: Path
+
+    def find(self, job: Job, seed: int) -> Update | None:
+        """The answer to this very job, if it was the last one given."""
+        try:
+            with safe_open(self._path(job, seed), "pt") as file:
+                said = json.loads(file.metadata()["update"])
+                weights = file.get_tensor("weights")
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError):
+            return None
+        scores = None if said["scores"] is None else LocalScores(**said["scores"])
+        return Update(job, weights, said["num_steps"], said["train_loss"], scores)
+
+    def keep(self, update: Update, seed: int) -> None:
+        """In place of the device's answer before. A disk that is full or read-only costs the answer's keeping only."""
+        path = self._path(update.job, seed)
+        said = {
+            "num_steps": update.num_steps,
+            "train_loss": float(update.train_loss),
+            "scores": None if update.scores is None else asdict(update.scores),
+        }
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            before = [old for old in self.folder.glob(f"{update.job.device}-*.safetensors") if old != path]
+            write_aside(path, save({"weights": update.weights.contiguous()}, {"update": json.dumps(said)}))
+            for old in before:
+                old.unlink(missing_ok=True)
+
+    def _path(self, job: Job, seed: int) -> Path:
+        digest = hashlib.blake2b(digest_size=16)
+        digest.update(repr((job.device, job.version, job.repeat, job.work, seed)).encode())
+        for vector in (job.weights, job.drift):
+            if vector is not None:
+                digest.update(vector.contiguous().numpy().data)
+        return self.folder / f"{job.device}-{digest.hexdigest()}.safetensors"

@@ -1,0 +1,97 @@
+"""The device's side: a ClientApp that enrols, trains and scores on what `load` gives it, and always answers."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from hybridfl.engines import trainer_for
+from hybridfl.errors import InputError
+from hybridfl.evaluation import ModuleForward
+from hybridfl.flower.answers import Answers
+from hybridfl.flower.wire import Enrolment, enrolment_content, read_job, update_content
+from hybridfl.protocol import LocalScores, Vector
+from hybridfl.task import Task
+
+log = logging.getLogger("flwr.hybridfl")
+
+Load = Callable[[Context], Task]
+"""What a device learns from: a task whose `train` and `test` have one device, itself."""
+
+FAILED = 2
+"""Flower's code for a ClientApp that raised an exception."""
+
+
+def client_app(load: Load) -> ClientApp:
+    """A ClientApp that does hybridfl's jobs on the task that `load` makes of the node's context.
+
+    Flower starts a process for every message, so `load` should be quick: keep what it prepares on the device's disk.
+    A device with `answers` in its node-config keeps its last answer in that folder: a server that was restarted and asks again
+    gets it at once.
+    """
+    app = ClientApp()
+
+    @app.query("enrol")
+    @answering
+    def enrol(message: Message, context: Context) -> RecordDict:
+        num_samples = int(_one_device(load(context)).train.num_samples[0])
+        return enrolment_content(Enrolment(num_samples, name_of(context)))
+
+    @app.train()
+    @answering
+    def train(message: Message, context: Context) -> RecordDict:
+        job, seed, with_scores = read_job(message.content)
+        kept = Answers(Path(str(context.node_config["answers"]))) if "answers" in context.node_config else None
+        if kept is not None and (found := kept.find(job, seed)) is not None:
+            return update_content(found)
+        task = _one_device(load(context))
+        (update,) = trainer_for(replace(task, train=task.train.at_place(job.device)), seed)([job])
+        if with_scores:
+            update = replace(update, scores=scores_of(task, job.weights))
+        if kept is not None:
+            kept.keep(update, seed)
+        return update_content(update)
+
+    return app
+
+
+def answering(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
+    """Whatever goes wrong, the server gets an answer: a SuperNode whose app gives none would never work again."""
+
+    @functools.wraps(handler)
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return Message(handler(message, context), reply_to=message)
+        except (Exception, SystemExit) as error:
+            log.exception("A %s message could not be answered as it should", message.metadata.message_type)
+            return Message(Error(FAILED, f"{type(error).__name__}: {error}"[:500]), reply_to=message)
+
+    return answer
+
+
+def name_of(context: Context) -> str:
+    """What a device is known by when it comes back: `name` in its node-config, or its part of the data, else nothing."""
+    if "name" in context.node_config:
+        return str(context.node_config["name"])
+    return f"partition-{context.node_config['partition-id']}" if "partition-id" in context.node_config else ""
+
+
+def scores_of(task: Task, weights: Vector) -> LocalScores | None:
+    """On the samples the device holds out; None if there are none."""
+    if not len(task.test.index):
+        return None
+    losses, right = ModuleForward(task.model, task.loss)(weights, task.test, task.test.index)
+    return LocalScores(float(losses.double().mean()), float(right.double().mean()), len(losses))
+
+
+def _one_device(task: Task) -> Task:
+    if not isinstance(task, Task) or len(task.train) != 1:
+        held = f"{len(task.train)} devices" if isinstance(task, Task) else f"a {type(task).__name__}"
+        raise InputError(f"`load` gave {held}: give a Task with this device's samples only.")
+    return task

@@ -1,0 +1,61 @@
+"""What devices say of the model and of themselves, and the scores a record makes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hybridfl.data.federated import Samples
+from hybridfl.evaluation import ModuleForward, Scores
+from hybridfl.flower.deployment import Deployment
+from hybridfl.protocol import Fleet, LocalScores, Update, Vector
+
+
+@dataclass(eq=False)
+class Heard:
+    """Each device's last training loss, and its last scores, by device."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    scores: dict[int, LocalScores] = field(default_factory=dict)
+
+    def listen(self, updates: Iterable[Update]) -> None:
+        """To be told of merged updates only: what else is said may be a lie."""
+        for update in updates:
+            self.losses[update.job.device] = float(update.train_loss)
+            if update.scores is not None:
+                self.scores[update.job.device] = update.scores
+
+    def copied(self) -> Heard:
+        """As it is now, whatever is heard later."""
+        return Heard(dict(self.losses), dict(self.scores))
+
+
+class Scoring:
+    """train_loss = Σ n_i·ℓ_i/Σ n_i of the losses devices reported; test scores by the server, or Σ m_i·s_i/Σ m_i of theirs.
+
+    n_i: samples of device i; ℓ_i: the loss it reported last; m_i: the samples it holds out; s_i: what it said of them. What a
+    server cannot know, normal devices' samples and stragglers' apart, is NaN.
+    """
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._forward = ModuleForward(deployment.model, deployment.loss)
+        self._test = None if deployment.test is None else Samples.from_devices([deployment.test])
+
+    def __call__(self, weights: Vector, heard: Heard, fleet: Fleet) -> Scores:
+        train_loss = _mean(list(heard.losses.values()), [int(fleet.num_samples[device]) for device in heard.losses])
+        if self._test is not None:
+            losses, right = self._forward(weights, self._test, self._test.index)
+            test_loss, accuracy = (float(values.to(torch.float64).mean()) for values in (losses, right))
+        else:
+            held_out = [scores.num_samples for scores in heard.scores.values()]
+            test_loss = _mean([scores.loss for scores in heard.scores.values()], held_out)
+            accuracy = _mean([scores.accuracy for scores in heard.scores.values()], held_out)
+        return Scores(train_loss, test_loss, accuracy, normal_accuracy=math.nan, straggler_accuracy=math.nan)
+
+
+def _mean(values: list[float], weights: list[int]) -> float:
+    return float(np.average(values, weights=weights)) if values else math.nan

@@ -1,0 +1,134 @@
+"""The server's side: a ServerApp that runs an algorithm of hybridfl on Flower's Grid, and goes on where it was killed."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from hybridfl.flower.deployment import Deployment
+from hybridfl.flower.heard import Heard, Scoring
+from hybridfl.flower.journal import Journaled
+from hybridfl.flower.standing import Keeper, Standing
+from hybridfl.flower.transport import FlowerTransport
+from hybridfl.folder_lock import locked
+from hybridfl.protocol import Update
+from hybridfl.records import check_folder
+from hybridfl.run import Moment, run
+from hybridfl.run_folder import RunFolder
+from hybridfl.tally import Draft, Tally, models_in
+from hybridfl.vectors import flatten, unflatten
+
+log = logging.getLogger("flwr.hybridfl")
+
+
+def server_app(build: Callable[[Context], Deployment]) -> ServerApp:
+    """A ServerApp that serves the deployment that `build` makes of the run's context."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        serve(build(context), grid)
+
+    return app
+
+
+def serve(deployment: Deployment, grid: Grid) -> None:
+    """Run a deployment to its end, from its beginning or from where it was killed."""
+    check_folder(deployment.out, deployment.config())
+    files = RunFolder(deployment.out, deployment.config())
+    with locked([deployment.out]):
+        if files.is_finished:
+            files.check_finished()
+            log.info("The run in '%s' has ended already.", deployment.out)
+            return
+        files.announce()
+        keeper = Keeper(deployment, files)
+        transport = FlowerTransport(
+            grid, deployment.seed, keeper.roster, keeper.now, deployment.test is None, deployment.patience
+        )
+        scoring = Scoring(deployment)
+
+        def record(draft: Draft, heard: Heard) -> None:
+            snapshot = draft.scored(scoring(draft.weights, heard, transport.fleet))
+            files.write(snapshot.record, snapshot.arrivals)
+            said = snapshot.record
+            log.info(
+                "version %d after %.1f s: accuracy %.1f %%, test loss %.3f, %d merged, %d refused, %d lost, %d of %d online",
+                *(
+                    said.version,
+                    said.seconds,
+                    100 * said.test_accuracy,
+                    said.test_loss,
+                    said.merged,
+                    said.refused,
+                    said.lost,
+                ),
+                *(len(transport.online_devices), len(transport.roster)),
+            )
+
+        standing = keeper.standing(transport.fleet)
+        if standing is None:
+            keeper.clear()
+            standing = _beginning(deployment, transport)
+            record(standing.tally.draft(0, 0.0, standing.state.weights), standing.heard)
+            keeper.save(standing, transport.fleet, transport.roster, now=0.0)
+        else:
+            transport.wait_for(range(len(transport.roster)), deployment.patience.restart)
+        weights = _play(deployment, transport, keeper, standing, record)
+        files.finish(unflatten(deployment.model, weights), keeper.wall_seconds)
+        keeper.journal.forget_all()
+        log.info("Done. `hybridfl report %s` draws what happened.", deployment.out)
+
+
+def _beginning(deployment: Deployment, transport: FlowerTransport) -> Standing:
+    transport.enrol(deployment.devices, deployment.enrol_seconds)
+    log.info("%d devices have enrolled.", len(transport.roster))
+    weights = flatten(deployment.model)
+    state, outbox = deployment.guarded.init(weights, transport.fleet)
+    tally = Tally(bytes_a_model=weights.nbytes, sent=models_in(outbox.jobs))
+    return Standing(state, outbox, (), tally, Heard(), due=0.0)
+
+
+def _play(
+    deployment: Deployment,
+    transport: FlowerTransport,
+    keeper: Keeper,
+    standing: Standing,
+    record: Callable[[Draft, Heard], None],
+) -> Any:
+    """Turn after turn to the end; the last weights."""
+    tally, heard, due, version = standing.tally, standing.heard, standing.due, standing.state.version
+    journaled = Journaled(transport, keeper.journal, keeper.past, standing.jobs, deployment.seconds)
+    every = deployment.evaluate_every
+    for moment in run(deployment.guarded, journaled, standing.state, standing.outbox):
+        state, now = moment.state, moment.inbox.now
+        tally.count(moment)
+        heard.listen(_merged(moment))
+        is_last = _is_last(deployment, moment)
+        if is_last or (state.version > version and now >= due):
+            record(tally.draft(state.version, now, state.weights), heard)
+            due = (math.floor(now / every) + 1) * every if every else now
+        if is_last:
+            break
+        version = state.version
+        if journaled.is_live and time.monotonic() >= keeper.saved_at + deployment.checkpoint_every:
+            jobs = tuple(journaled.in_flight.values())
+            now_standing = Standing(state, moment.outbox, jobs, tally, heard, due)
+            keeper.save(now_standing, transport.fleet, transport.roster, now)
+    return moment.state.weights
+
+
+def _is_last(deployment: Deployment, moment: Moment[Any]) -> bool:
+    has_rounds = deployment.rounds is not None and moment.state.version >= deployment.rounds
+    return has_rounds or (deployment.seconds is not None and moment.inbox.now >= deployment.seconds)
+
+
+def _merged(moment: Moment[Any]) -> list[Update]:
+    pairs = zip(moment.inbox.updates, moment.outbox.receipts, strict=True)
+    return [update for update, receipt in pairs if receipt.is_merged]

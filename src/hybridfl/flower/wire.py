@@ -1,0 +1,149 @@
+"""What goes over the wire: jobs, updates and enrolments as Flower's records. Weights are arrays of numbers, never pickles."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+
+from hybridfl.protocol import Job, LocalScores, Update, Vector, Work
+
+ENROL, TRAIN = "query.enrol", "train"
+"""Types of messages."""
+
+_WEIGHTS, _DRIFT = "weights", "drift"
+_HEADER = 1024
+"""Bytes that an array may take on the wire besides its numbers."""
+
+
+class Unreadable(ValueError):  # noqa: N818 - whoever catches it reads what happened
+    """An answer is not what was asked for; the message says what it is instead."""
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """What a device says of itself. `name`: what it is known by when it comes back under another node id; empty: by that."""
+
+    num_samples: int
+    name: str = ""
+
+
+def job_content(job: Job, seed: int, with_scores: bool) -> RecordDict:
+    """A job for its device; the seed is the run's, and with the job's numbers decides which batches it sees."""
+    arrays = {_WEIGHTS: job.weights} | ({} if job.drift is None else {_DRIFT: job.drift})
+    config = {"device": job.device, "version": job.version, "repeat": job.repeat, "sent_at": job.sent_at}
+    return RecordDict(
+        {
+            "arrays": ArrayRecord({name: _array(vector) for name, vector in arrays.items()}),
+            "job": ConfigRecord({**config, "seed": seed, "with_scores": with_scores}),
+            "work": ConfigRecord(asdict(job.work)),
+        }
+    )
+
+
+def read_job(content: RecordDict) -> tuple[Job, int, bool]:
+    """(the job, the run's seed, whether scores are wanted), on the device."""
+    arrays, config, work = (
+        content.array_records["arrays"],
+        content.config_records["job"],
+        content.config_records["work"],
+    )
+    job = Job(
+        device=int(_number(config, "device")),
+        version=int(_number(config, "version")),
+        weights=_vector(arrays[_WEIGHTS]),
+        work=Work(**{field.name: work[field.name] for field in fields(Work)}),  # type: ignore[arg-type]
+        sent_at=_number(config, "sent_at"),
+        repeat=int(_number(config, "repeat")),
+        drift=_vector(arrays[_DRIFT]) if _DRIFT in arrays else None,
+    )
+    return job, int(_number(config, "seed")), bool(config["with_scores"])
+
+
+def update_content(update: Update) -> RecordDict:
+    """A device's answer."""
+    metrics: dict[str, int | float] = {"num_steps": update.num_steps, "train_loss": float(update.train_loss)}
+    if update.scores is not None:
+        metrics |= {f"test_{name}": value for name, value in asdict(update.scores).items()}
+    return RecordDict(
+        {"arrays": ArrayRecord({_WEIGHTS: _array(update.weights)}), "metrics": MetricRecord(metrics)}  # type: ignore[arg-type]
+    )
+
+
+def read_update(job: Job, content: RecordDict) -> Update:
+    """The update in an answer, whatever its numbers are: those are for the guard. Raises `Unreadable` if there is none.
+
+    An array that claims or brings much more than the model has is not even looked at.
+    """
+    try:
+        array = content.array_records["arrays"][_WEIGHTS]
+        metrics = content.metric_records["metrics"]
+        num_steps, train_loss = metrics["num_steps"], metrics["train_loss"]
+        said = [metrics[f"test_{field.name}"] for field in fields(LocalScores)] if "test_loss" in metrics else None
+    except (KeyError, TypeError, AttributeError):
+        raise Unreadable(f"an answer without weights, steps and loss: {_outline(content)}") from None
+    most = job.weights.numel() * 8 + _HEADER
+    if len(array.data) > most or math.prod(array.shape) * 8 > most:
+        raise Unreadable(f"an answer of {len(array.data):,} bytes where {job.weights.numel()} weights were asked for")
+    if not isinstance(num_steps, int) or not isinstance(train_loss, int | float):
+        raise Unreadable("an answer whose number of steps or loss is no number")
+    return Update(job, _vector(array), num_steps, float(train_loss), None if said is None else _scores(*said))
+
+
+def enrolment_content(enrolment: Enrolment) -> RecordDict:
+    """What a device answers when it is asked who it is."""
+    return RecordDict({"enrolment": ConfigRecord(asdict(enrolment))})
+
+
+def read_enrolment(content: RecordDict) -> Enrolment:
+    """Raises `Unreadable` if a device said nothing of the kind."""
+    try:
+        said = content.config_records["enrolment"]
+        num_samples, name = said["num_samples"], said["name"]
+    except (KeyError, TypeError, AttributeError):
+        raise Unreadable(f"no enrolment: {_outline(content)}") from None
+    if not isinstance(num_samples, int) or not isinstance(name, str) or num_samples < 1 or len(name) > 200:
+        raise Unreadable(f"an enrolment with {str(num_samples)[:20]} samples and the name {str(name)[:20]!r}")
+    return Enrolment(num_samples, name)
+
+
+def _array(vector: Vector) -> Array:
+    return Array(vector.detach().cpu().numpy())
+
+
+def _vector(array: Array) -> Vector:
+    """A tensor with memory of its own."""
+    try:
+        return torch.from_numpy(np.array(array.numpy()))
+    except (TypeError, ValueError, EOFError, OSError) as error:
+        raise Unreadable(f"an array that cannot be read ({str(error)[:80]})") from None
+
+
+def _scores(loss: Any, accuracy: Any, num_samples: Any) -> LocalScores | None:
+    """Scores that cannot be true are none: they have no part in training, so nothing else is refused for them."""
+    if (
+        not isinstance(num_samples, int)
+        or num_samples < 1
+        or not all(isinstance(n, int | float) for n in (loss, accuracy))
+    ):
+        return None
+    return LocalScores(float(loss), float(accuracy), num_samples) if math.isfinite(loss) else None
+
+
+def _number(config: ConfigRecord, name: str) -> float:
+    value = config[name]
+    if not isinstance(value, int | float):
+        raise Unreadable(f"{name} is {str(value)[:20]!r}")
+    return value
+
+
+def _outline(content: object) -> str:
+    return (
+        f"it has {', '.join(map(str, list(content)[:5])) or 'nothing'}"
+        if isinstance(content, RecordDict)
+        else "nothing"
+    )
