@@ -38,7 +38,12 @@ def server_app(build: Callable[[Context], Deployment]) -> ServerApp:
     return app
 
 
-def serve(deployment: Deployment, grid: Grid) -> None:
+def serve(
+    deployment: Deployment,
+    grid: Grid,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
     """Run a deployment to its end, from its beginning or from where it was killed."""
     check_folder(deployment.out, deployment.config())
     files = RunFolder(deployment.out, deployment.config())
@@ -48,9 +53,10 @@ def serve(deployment: Deployment, grid: Grid) -> None:
             log.info("The run in '%s' has ended already.", deployment.out)
             return
         files.announce()
-        keeper = Keeper(deployment, files)
+        keeper = Keeper(deployment, files, clock)
+        asks_for_scores = deployment.test is None
         transport = FlowerTransport(
-            grid, deployment.seed, keeper.roster, keeper.now, deployment.test is None, deployment.patience
+            grid, deployment.seed, keeper.roster, keeper.now, asks_for_scores, deployment.patience, clock, sleep
         )
         scoring = Scoring(deployment)
 
@@ -117,7 +123,7 @@ def _play(
         if is_last:
             break
         version = state.version
-        if journaled.is_live and time.monotonic() >= keeper.saved_at + deployment.checkpoint_every:
+        if journaled.is_live and keeper.age >= deployment.checkpoint_every:
             jobs = tuple(journaled.in_flight.values())
             now_standing = Standing(state, moment.outbox, jobs, tally, heard, due)
             keeper.save(now_standing, transport.fleet, transport.roster, now)

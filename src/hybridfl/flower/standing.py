@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -50,8 +50,8 @@ class Keeper:
     `past` is what arrived after the last checkpoint; `roster` and `now` are those of the checkpoint, and of its end.
     """
 
-    def __init__(self, deployment: Deployment, files: RunFolder) -> None:
-        self._files = files
+    def __init__(self, deployment: Deployment, files: RunFolder, clock: Callable[[], float]) -> None:
+        self._files, self._clock = files, clock
         self._classes = classes_of(deployment.guarded) | named([Standing, Tally, Arrival, Heard, LocalScores])
         said = json.dumps(identity(deployment.config()), sort_keys=True)
         self._run = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
@@ -64,12 +64,17 @@ class Keeper:
         self._good = None if self._found is None else self._found.number
         self._needed: int = body.get("entries", 0)
         """Entries of the journal before the last checkpoint; those after the one before it are kept too."""
-        self._began_at, self._earlier = time.monotonic(), float(body.get("wall_seconds", 0.0))
-        self.saved_at = time.monotonic()
+        self._began_at = self._saved_at = clock()
+        self._earlier = float(body.get("wall_seconds", 0.0))
 
     @property
     def wall_seconds(self) -> float:
-        return self._earlier + time.monotonic() - self._began_at
+        return self._earlier + self._clock() - self._began_at
+
+    @property
+    def age(self) -> float:
+        """Seconds since it was last saved."""
+        return self._clock() - self._saved_at
 
     def clear(self) -> None:
         """Begin anew: what an earlier try left before its first checkpoint counts for nothing."""
@@ -91,7 +96,7 @@ class Keeper:
 
     def save(self, standing: Standing, fleet: Fleet, roster: Roster, now: float) -> None:
         """A full disk costs the checkpoint, not the run: the journal has what arrived since the last one."""
-        self.saved_at = time.monotonic()
+        self._saved_at = self._clock()
         try:
             encoded = encode(standing, fleet, self._classes)
             body = {

@@ -39,14 +39,15 @@ FAULTS = frozenset({2, 6, 8})
 class Patience:
     """How a transport waits. All in seconds.
 
-    A message lives for `job`, answer included. A node that has been offline for `node`, or that was started anew and has not
-    answered for `restart`, has lost its job. `poll`: between two looks; often, since what a node has sent can only be
-    fetched while it is online. `margin`: a node that Flower would give up sooner than this is left alone.
+    A message lives for `job`, answer included. A node that has been offline for `node` has lost its job, and so has one that
+    was away, is back, and was found idle `restart` ago. `enrol`: how long a node may take to say who it is before it is asked
+    again. `poll`: between two looks; often, since what a node has sent can only be fetched while it is online. `margin`: a node
+    that Flower would give up sooner than this is left alone.
     """
 
     job: float = 43_200.0
     node: float = 600.0
-    restart: float = 10.0
+    restart: float = 5.0
     enrol: float = 300.0
     poll: float = 0.5
     margin: float = 2.0
@@ -60,7 +61,10 @@ class _Sent:
     node: int
     activated_at: str
     offline_since: float | None = None
-    restarted_since: float | None = None
+    probe: str | None = None
+    """A question asked after the node had been away: a node does one thing at a time, so an answer says the job is not done."""
+    idle_since: float | None = None
+    """When that was answered."""
 
 
 @dataclass(frozen=True)
@@ -258,6 +262,7 @@ class FlowerTransport:
                 lost.append(Lost(job, str(failure), failure.code in FAULTS))
             except Unreadable as error:
                 lost.append(Lost(job, str(error), is_fault=True))
+        self._probe()
         for message_id, sent in list(self._sent.items()):
             if (reason := self._given_up(sent)) is not None:
                 del self._sent[message_id]
@@ -272,11 +277,20 @@ class FlowerTransport:
         sent.offline_since = None if node is not None else sent.offline_since or self.now
         if sent.offline_since is not None and self.now >= sent.offline_since + self._patience.node:
             return f"its node has been offline for {self._patience.node:g} s"
-        if node is not None and node.activated_at != sent.activated_at:
-            sent.restarted_since = sent.restarted_since or self.now
-            if self.now >= sent.restarted_since + self._patience.restart:
-                return "its node was started anew"
+        if sent.idle_since is not None and self.now >= sent.idle_since + self._patience.restart:
+            return "its node was started anew"
         return None
+
+    def _probe(self) -> None:
+        """Who was away may have been restarted, and would never answer; or its link was cut, and it is still at work."""
+        for sent in self._sent.values():
+            node = self._nodes.get(sent.node)
+            if node is not None and node.activated_at != sent.activated_at:
+                sent.activated_at, sent.idle_since = node.activated_at, None
+                sent.probe = self._push_message(RecordDict(), sent.node, ENROL)
+        asked = {sent.probe: sent for sent in self._sent.values() if sent.probe is not None}
+        for message_id in self._pull({probe: sent.node for probe, sent in asked.items()}):
+            asked[message_id].probe, asked[message_id].idle_since = None, self.now
 
     def _pull(self, wanted: dict[str, int]) -> dict[str, Message]:
         """What has come of these messages, by their ids. Nodes that are, or are about to be, offline are not asked."""

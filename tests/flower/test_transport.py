@@ -1,0 +1,295 @@
+"""What only a real fleet does: devices join, leave, come back, lie, and answer with anything at all."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fakes import Towards
+from flower_link import Answer, Link, Node
+from hybridfl.errors import InputError
+from hybridfl.flower.client import answering
+from hybridfl.flower.roster import Roster
+from hybridfl.flower.transport import FlowerTransport, Patience
+from hybridfl.flower.wire import ENROL, Enrolment, enrolment_content, read_job, update_content
+from hybridfl.protocol import Inbox, Job, Outbox, Work
+
+PATIENCE = Patience(poll=0.1, node=100.0, restart=5.0, enrol=30.0)
+
+
+def job(device: int, version: int = 0, sent_at: float = 0.0) -> Job:
+    return Job(device, version, torch.tensor([1.0, -2.0]), Work(1, 1, 0.1), sent_at)
+
+
+def device(name: str = "", num_samples: int = 5, answer: RecordDict | Error | None = None) -> Answer:
+    """A device that answers a job as it should, or so."""
+
+    @answering
+    def handle(message: Message, context: Context) -> RecordDict:
+        if message.metadata.message_type == ENROL:
+            return enrolment_content(Enrolment(num_samples, name))
+        assert not isinstance(answer, Error)
+        if answer is not None:
+            return answer
+        (update,) = Towards()([read_job(message.content)[0]])
+        return update_content(update)
+
+    def app(message: Message, context: Context) -> Message:
+        if isinstance(answer, Error) and message.metadata.message_type != ENROL:
+            return Message(answer, reply_to=message)
+        return handle(message, context)
+
+    return app
+
+
+class Setting:
+    def __init__(self, *apps: Answer, roster: Roster = Roster()) -> None:
+        self.link = Link()
+        self.nodes: list[Node] = [self.link.add(app) for app in apps]
+        self.transport = FlowerTransport(
+            self.link.grid, roster=roster, patience=PATIENCE, clock=self.link.clock, sleep=self.link.sleep
+        )
+
+    def enrolled(self) -> Setting:
+        self.transport.enrol(len(self.nodes))
+        return self
+
+    def send(self, *jobs: Job, wake_in: float | None = None) -> None:
+        self.transport.send(Outbox(jobs, None if wake_in is None else self.transport.now + wake_in))
+
+    def ask(self, *devices: int) -> Inbox:
+        self.send(*map(job, devices))
+        return self.transport.receive()
+
+
+def answer_with(array: NDArray[Any], num_steps: float = 1) -> RecordDict:
+    numbers: dict[str, int | float | list[int] | list[float]] = {"num_steps": num_steps, "train_loss": 0.5}
+    return RecordDict({"arrays": ArrayRecord({"weights": Array(array)}), "metrics": MetricRecord(numbers)})
+
+
+class TestEnrolment:
+    def test_devices_that_come_at_once_go_by_their_names(self) -> None:
+        setting = Setting(*(device(f"partition-{number}", number + 1) for number in (10, 9, 2))).enrolled()
+        assert setting.transport.roster.names == ("partition-2", "partition-9", "partition-10")
+        assert setting.transport.fleet.num_samples.tolist() == [3, 10, 11]
+
+    def test_nameless_devices_go_by_their_nodes(self) -> None:
+        setting = Setting(device(), device()).enrolled()
+        assert set(setting.transport.roster.names) == {f"node-{node.node_id}" for node in setting.nodes}
+
+    def test_too_few_devices_in_time_are_an_error(self) -> None:
+        setting = Setting(device())
+        with pytest.raises(
+            InputError, match="1 devices of the 3 wanted have enrolled within 20 s: start more SuperNodes"
+        ):
+            setting.transport.enrol(3, seconds=20)
+
+    @pytest.mark.parametrize("samples", [0, -3])
+    def test_a_device_without_samples_does_not_enrol(self, samples: int, caplog: pytest.LogCaptureFixture) -> None:
+        setting = Setting(device("a"), device("b", samples))
+        with caplog.at_level(logging.WARNING):
+            setting.transport.enrol(1)
+        assert setting.transport.roster.names == ("a",)
+        assert "does not enrol" in caplog.text
+
+    def test_a_device_that_fails_at_it_does_not_enrol(self) -> None:
+        def broken(message: Message, context: Context) -> Message:
+            return Message(Error(2, "no data"), reply_to=message)
+
+        setting = Setting(device("a"), broken)
+        setting.transport.enrol(1)
+        assert setting.transport.roster.names == ("a",)
+
+    def test_who_joins_later_is_new_in_the_inbox_and_free(self) -> None:
+        setting = Setting(device("a", 3)).enrolled()
+        setting.link.add(device("b", 4))
+        setting.send(job(0))
+        inbox = setting.transport.receive()
+        assert inbox.joined == inbox.devices == frozenset({1})
+        assert inbox.fleet is not None
+        assert inbox.fleet.num_samples.tolist() == [3, 4]
+        assert setting.transport.fleet is inbox.fleet
+        assert setting.transport.receive().devices == {0}
+        assert setting.ask(1).devices == {1}
+
+    def test_a_device_that_comes_back_as_another_node_has_its_old_place(self) -> None:
+        setting = Setting(device("a", 3), device("b", 4)).enrolled()
+        setting.link.kill(setting.nodes[0])
+        setting.link.add(device("a", 3))
+        setting.send(wake_in=3)
+        inbox = setting.transport.receive()
+        assert inbox.joined == frozenset()
+        assert setting.transport.roster.names == ("a", "b")
+        assert len(setting.ask(0).updates) == 1
+
+    def test_nobody_takes_the_place_of_one_who_is_there(self, caplog: pytest.LogCaptureFixture) -> None:
+        setting = Setting(device("a", 3), device("b")).enrolled()
+        thief = setting.link.add(device("a", 10**9))
+        setting.send(wake_in=3)
+        setting.transport.receive()
+        assert thief.node_id not in dict(setting.transport.roster.nodes)
+        assert setting.transport.fleet.num_samples.tolist() == [3, 5]
+        assert "who is online already" in caplog.text
+
+
+class TestAbsence:
+    def test_who_is_offline_cannot_be_reached_and_a_job_for_it_is_lost_at_once(self) -> None:
+        setting = Setting(device("a"), device("b")).enrolled()
+        setting.link.kill(setting.nodes[1])
+        setting.send(wake_in=0.5)
+        setting.transport.receive()
+        assert setting.transport.fleet.reachable([0, 1], now=0.0) == [0]
+        (lost,) = setting.ask(1).lost
+        assert (lost.reason, lost.is_fault) == ("its node is offline", False)
+
+    def test_with_nothing_to_wait_for_whoever_comes_online_ends_the_wait(self) -> None:
+        setting = Setting(device("a")).enrolled()
+        setting.link.cut(setting.nodes[0])
+        setting.send(wake_in=1)
+        setting.transport.receive()
+        setting.send()
+        original = setting.link.sleep
+
+        def sleep(seconds: float) -> None:
+            original(seconds)
+            if setting.link.now > 20 and not setting.nodes[0].is_on:
+                setting.link.turn_on(setting.nodes[0])
+
+        setting.transport._sleep = sleep
+        inbox = setting.transport.receive()
+        assert inbox.devices == frozenset()
+        assert inbox.now == pytest.approx(20, abs=0.5)
+
+    def test_what_a_node_finished_behind_a_cut_link_is_not_lost(self) -> None:
+        """Flower would delete it, if it was asked for in the meantime."""
+        setting = Setting(device("a")).enrolled()
+        setting.send(job(0), wake_in=50)
+        setting.link.sleep(0.5)
+        setting.link.cut(setting.nodes[0])
+        assert setting.transport.receive().devices == frozenset()
+        setting.link.turn_on(setting.nodes[0])
+        setting.send(wake_in=50)
+        assert len(setting.transport.receive().updates) == 1
+
+    def test_a_node_that_was_killed_and_came_back_has_lost_its_job(self) -> None:
+        setting = Setting(device("a")).enrolled()
+        setting.nodes[0].seconds = 10
+        setting.send(job(0), wake_in=3)
+        setting.transport.receive()
+        setting.link.kill(setting.nodes[0])
+        setting.link.turn_on(setting.nodes[0])
+        setting.send()
+        inbox = setting.transport.receive()
+        assert [lost.reason for lost in inbox.lost] == ["its node was started anew"]
+        assert inbox.now == pytest.approx(3 + PATIENCE.restart, abs=1)
+        assert setting.nodes[0].answered == 2, "both times it was asked who it is"
+        assert len(setting.ask(0).updates) == 1
+
+    def test_a_node_whose_link_was_cut_and_that_is_still_at_work_is_waited_for(self) -> None:
+        setting = Setting(device("a")).enrolled()
+        setting.nodes[0].seconds = 200
+        setting.send(job(0), wake_in=3)
+        setting.transport.receive()
+        setting.link.cut(setting.nodes[0])
+        setting.send(wake_in=20)
+        setting.transport.receive()
+        setting.link.turn_on(setting.nodes[0])
+        setting.send()
+        inbox = setting.transport.receive()
+        assert len(inbox.updates) == 1
+        assert inbox.now == pytest.approx(200, abs=1)
+
+    def test_a_node_that_stays_away_has_lost_its_job(self) -> None:
+        setting = Setting(device("a"), device("b")).enrolled()
+        setting.send(job(0), wake_in=0.5)
+        setting.transport.receive()
+        setting.link.kill(setting.nodes[0])
+        setting.send()
+        inbox = setting.transport.receive()
+        assert [lost.reason for lost in inbox.lost] == ["its node has been offline for 100 s"]
+        assert inbox.now == pytest.approx(PATIENCE.node, abs=3)
+
+    def test_nobody_ever_has_two_messages(self) -> None:
+        setting = Setting(*(device(f"partition-{n}") for n in range(3))).enrolled()
+        for round_number in range(5):
+            setting.send(*(job(n, round_number) for n in range(3)))
+            assert len(setting.transport.receive().updates) == 3
+        assert setting.link.most_out == 1
+
+
+class TestAnswers:
+    def test_numbers_are_the_guards_to_judge(self) -> None:
+        """They arrive as they are."""
+        bad = np.array([math.nan, 1.0], dtype=np.float32)
+        (update,) = Setting(device("a", answer=answer_with(bad))).enrolled().ask(0).updates
+        assert torch.isnan(update.weights).tolist() == [True, False]
+        (update,) = Setting(device("a", answer=answer_with(np.zeros((1, 2))))).enrolled().ask(0).updates
+        assert (update.weights.shape, update.weights.dtype) == ((1, 2), torch.float64)
+
+    @pytest.mark.parametrize(
+        ("answer", "reason"),
+        [
+            (RecordDict(), "an answer without weights, steps and loss: it has nothing"),
+            (
+                answer_with(np.zeros(100_000_000, np.uint8)),
+                "an answer of 100,000,128 bytes where 2 weights were asked for",
+            ),
+            (
+                RecordDict(
+                    {
+                        "arrays": ArrayRecord({"weights": Array("float32", (2**40,), "numpy.ndarray", b"")}),
+                        "metrics": MetricRecord({"num_steps": 1, "train_loss": 0.0}),
+                    }
+                ),
+                "an answer of 0 bytes where 2 weights were asked for",
+            ),
+            (
+                RecordDict(
+                    {
+                        "arrays": ArrayRecord({"weights": Array("float32", (2,), "numpy.ndarray", b"rubbish")}),
+                        "metrics": MetricRecord({"num_steps": 1, "train_loss": 0.0}),
+                    }
+                ),
+                "an array that cannot be read",
+            ),
+            (
+                answer_with(np.zeros(2, np.float32), num_steps=1.5),
+                "an answer whose number of steps or loss is no number",
+            ),
+            (Error(2, "ValueError: no data\nmore"), "its app failed: ValueError: no data"),
+            (Error(8, "exit code 1"), "its app crashed: exit code 1"),
+        ],
+        ids=["empty", "large", "claims-to-be-large", "rubbish", "steps", "exception", "crash"],
+    )
+    def test_what_is_no_update_is_a_lost_job_and_a_fault(self, answer: RecordDict | Error, reason: str) -> None:
+        inbox = Setting(device("a", answer=answer)).enrolled().ask(0)
+        (lost,) = inbox.lost
+        assert lost.reason.startswith(reason)
+        assert lost.is_fault
+        assert inbox.updates == ()
+
+    def test_what_flower_itself_says_is_no_fault_of_the_device(self) -> None:
+        (lost,) = Setting(device("a", answer=Error(5, "node"))).enrolled().ask(0).lost
+        assert (lost.reason, lost.is_fault) == ("its node is gone", False)
+
+    def test_a_pickle_is_not_loaded(self) -> None:
+        array = np.array([print], dtype=object)
+        import io
+
+        file = io.BytesIO()
+        np.save(file, array, allow_pickle=True)
+        content = RecordDict(
+            {
+                "arrays": ArrayRecord({"weights": Array("object", (1,), "numpy.ndarray", file.getvalue())}),
+                "metrics": MetricRecord({"num_steps": 1, "train_loss": 0.0}),
+            }
+        )
+        (lost,) = Setting(device("a", answer=content)).enrolled().ask(0).lost
+        assert "cannot be read" in lost.reason
