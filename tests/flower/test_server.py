@@ -1,0 +1,259 @@
+"""A whole deployment, on Flower's own link state: what it leaves, and that it survives being killed at any moment."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from flwr.app import Context, Error, Message
+
+from flower_link import Answer, Link
+from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.fedbuff import FedBuff
+from hybridfl.algorithms.guard import Guard
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.sampling import Everyone
+from hybridfl.engines import trainer_for
+from hybridfl.errors import InputError
+from hybridfl.flower import Deployment, Patience, client_app, part_of, serve
+from hybridfl.flower.wire import TRAIN, read_job
+from hybridfl.protocol import Algorithm, Job
+from hybridfl.protocol import Fleet as KnownFleet
+from hybridfl.records import load
+from hybridfl.run import run
+from hybridfl.simulation import Simulation
+from hybridfl.task import Task
+from hybridfl.tasks import Synthetic
+from hybridfl.vectors import flatten, unflatten
+
+DEVICES = 4
+TASK: Task = Synthetic(1, 1).build(DEVICES, seed=0)
+PATIENCE = Patience(poll=0.05, node=100.0)
+
+
+def load_part(context: Context) -> Task:
+    return part_of(TASK, int(context.node_config["partition-id"]))
+
+
+class Fleet:
+    """Devices on a link, and every job they were asked to train."""
+
+    def __init__(self, seconds: tuple[float, ...] = (1.0, 1.1, 1.25, 3.7), **changed: Answer) -> None:
+        self.link = Link()
+        self.trained: Counter[tuple[int, int]] = Counter()
+        for partition, each in enumerate(seconds):
+            app = self._watched(changed.get(f"device_{partition}", client_app(load_part)))
+            self.link.add(app, each, {"partition-id": partition})
+
+    def _watched(self, app: Any) -> Answer:
+        def answer(message: Message, context: Context) -> Message:
+            if message.metadata.message_type == TRAIN:
+                job, _, _ = read_job(message.content)
+                self.trained[job.device, job.version] += 1
+            reply: Message = app(message, context)
+            return reply
+
+        return answer
+
+    def serve(self, deployment: Deployment, sleep: Callable[[float], None] | None = None) -> None:
+        serve(deployment, self.link.grid, self.link.clock, sleep or self.link.sleep)
+
+
+def deployment(out: Path, algorithm: Algorithm[Any] = HFL(), **changes: Any) -> Deployment:
+    settings = {"rounds": 6, "devices": DEVICES, "guard": None, "patience": PATIENCE} | changes
+    return Deployment(TASK.model, algorithm, out, **settings)
+
+
+def model_in(folder: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(folder / "model.safetensors")
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one.keys() | other.keys())
+
+
+class TestWhatItLeaves:
+    def test_records_arrivals_and_a_model(self, tmp_path: Path) -> None:
+        Fleet().serve(deployment(tmp_path))
+        run = load(tmp_path)
+        assert [record.version for record in run.records] == list(range(7))
+        assert run.records[-1].merged == len([a for a in run.arrivals if a.is_merged])
+        assert run.records[-1].train_loss < run.records[1].train_loss
+        assert 0.3 < run.records[-1].test_accuracy <= 1
+        assert math.isnan(run.records[0].test_accuracy), "nobody has scored anything yet"
+        assert model_in(tmp_path).keys() == TASK.model.state_dict().keys()
+        assert not (tmp_path / "checkpoints").exists()
+        assert not (tmp_path / "journal").exists()
+
+    def test_the_straggler_is_not_waited_for_and_its_work_is_merged(self, tmp_path: Path) -> None:
+        Fleet().serve(deployment(tmp_path, rounds=10))
+        arrivals = load(tmp_path).arrivals
+        late = [arrival for arrival in arrivals if arrival.device == 3]
+        assert all(arrival.is_merged for arrival in arrivals)
+        assert max(arrival.staleness for arrival in late) >= 2
+        assert {arrival.staleness for arrival in arrivals if arrival.device < 3} == {0}
+        assert load(tmp_path).records[-1].seconds < 3.7 * 10 / 2
+
+    def test_the_server_scores_where_it_has_a_test_set(self, tmp_path: Path) -> None:
+        test = TASK.test.take(torch.from_numpy(TASK.test.index))
+        Fleet().serve(deployment(tmp_path, test=test))
+        records = load(tmp_path).records
+        weights = model_in(tmp_path)
+        outputs = test[0] @ weights["linear.weight"].T + weights["linear.bias"]
+        assert records[-1].test_accuracy == pytest.approx(float((outputs.argmax(1) == test[1]).double().mean()))
+        assert records[0].test_loss == pytest.approx(math.log(10), rel=1e-5)
+
+    def test_it_ends_in_time(self, tmp_path: Path) -> None:
+        Fleet().serve(deployment(tmp_path, rounds=None, seconds=7.5))
+        assert load(tmp_path).records[-1].seconds == pytest.approx(7.5, abs=0.1)
+
+    def test_a_run_that_has_ended_is_not_run_again(self, tmp_path: Path) -> None:
+        fleet = Fleet()
+        fleet.serve(deployment(tmp_path))
+        before = fleet.trained.total()
+        fleet.serve(deployment(tmp_path))
+        assert fleet.trained.total() == before
+
+    def test_another_deployment_in_its_folder_is_refused(self, tmp_path: Path) -> None:
+        Fleet().serve(deployment(tmp_path))
+        with pytest.raises(InputError, match="another configuration"):
+            Fleet().serve(deployment(tmp_path, FedAvg(Everyone())))
+
+
+@pytest.mark.parametrize("algorithm", [HFL(), HFL.drift_controlled(), FedAvg(Everyone()), FedBuff(buffer=3)], ids=repr)
+def test_the_simulator_with_the_same_arrivals_makes_the_same_model(algorithm: Algorithm[Any], tmp_path: Path) -> None:
+    """To the last bit: what arrived when is all that Flower decides."""
+    Fleet().serve(deployment(tmp_path, algorithm))
+    arrived: dict[int, list[float]] = {device: [] for device in range(DEVICES)}
+    for arrival in load(tmp_path).arrivals:
+        arrived[arrival.device].append(arrival.arrived_at)
+
+    def timing(job: Job) -> float:
+        return arrived[job.device].pop(0) - job.sent_at if arrived[job.device] else math.inf
+
+    known = KnownFleet(TASK.train.num_samples, np.full(DEVICES, np.nan))
+    simulation = Simulation(known, trainer_for(TASK, seed=0), timing)
+    for moment in run(algorithm, simulation, *algorithm.init(flatten(TASK.model), known)):
+        if moment.state.version == 6:
+            break
+    assert same(unflatten(TASK.model, moment.state.weights), model_in(tmp_path))
+
+
+class Killed(BaseException):
+    """SIGKILL, as far as a test can tell."""
+
+
+def kill_after(fleet: Fleet, count: int) -> Callable[[float], None]:
+    left = count
+
+    def sleep(seconds: float) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        fleet.link.sleep(seconds)
+
+    return sleep
+
+
+class TestResume:
+    @pytest.mark.parametrize("every", [17, 43, 111])
+    @pytest.mark.parametrize("checkpoint_every", [1e9, 2.0], ids=["journal-only", "checkpoints"])
+    def test_killed_again_and_again_it_ends_where_it_would_have(
+        self, every: int, checkpoint_every: float, tmp_path: Path
+    ) -> None:
+        """FedAvg with everyone: its weights do not depend on when anything arrived, so they must be the same bits."""
+        whole = deployment(tmp_path / "whole", FedAvg(Everyone()))
+        Fleet().serve(whole)
+        fleet, kills = Fleet(), 0
+        killed = deployment(tmp_path / "killed", FedAvg(Everyone()), checkpoint_every=checkpoint_every)
+        while True:
+            try:
+                fleet.serve(killed, kill_after(fleet, every + 7 * kills))
+                break
+            except Killed:
+                kills += 1
+                fleet.link.new_run()
+        assert kills > 1
+        assert same(model_in(tmp_path / "whole"), model_in(tmp_path / "killed"))
+        once = [(a.device, a.version) for a in load(tmp_path / "whole").arrivals]
+        assert sorted(once) == sorted((a.device, a.version) for a in load(tmp_path / "killed").arrivals if a.is_merged)
+        assert len(load(tmp_path / "killed").records) == 7
+
+    def test_nobody_is_asked_again_for_what_had_arrived(self, tmp_path: Path) -> None:
+        fleet = Fleet((1.0, 1.0, 1.0, 8.0))
+        plan = deployment(tmp_path, FedAvg(Everyone()), rounds=2)
+        with pytest.raises(Killed):
+            fleet.serve(plan, kill_after(fleet, 60))
+        assert fleet.trained == {(device, 0): 1 for device in range(4)}
+        fleet.link.new_run()
+        fleet.serve(plan)
+        assert fleet.trained == {(0, 0): 1, (1, 0): 1, (2, 0): 1, (3, 0): 2} | {(device, 1): 1 for device in range(4)}
+
+    def test_the_clock_goes_on_and_the_memory_is_kept(self, tmp_path: Path) -> None:
+        fleet = Fleet()
+        plan = deployment(tmp_path, HFL(), rounds=12, checkpoint_every=3.0)
+        with pytest.raises(Killed):
+            fleet.serve(plan, kill_after(fleet, 150))
+        fleet.link.sleep(1000.0)
+        fleet.link.new_run()
+        fleet.serve(plan)
+        records = load(tmp_path).records
+        assert [record.version for record in records] == list(range(13))
+        assert records[-1].seconds < 60
+        assert all(a.seconds <= b.seconds for a, b in itertools.pairwise(records))
+        assert records[-1].merged == sum(a.is_merged for a in load(tmp_path).arrivals)
+
+    def test_a_device_that_kept_its_answer_gives_it_again_without_training(self, tmp_path: Path) -> None:
+        """The straggler finishes after the server has died: its work is not lost."""
+        fleet = Fleet((1.0, 1.0, 1.0, 8.0))
+        for number, node in enumerate(fleet.link.nodes):
+            node.context.node_config["answers"] = str(tmp_path / f"answers-{number}")
+        plan = deployment(tmp_path / "run", FedAvg(Everyone()), rounds=1)
+        with pytest.raises(Killed):
+            fleet.serve(plan, kill_after(fleet, 60))
+        (kept,) = (tmp_path / "answers-3").iterdir()
+        written_at = kept.stat().st_mtime_ns
+        fleet.link.new_run()
+        fleet.serve(plan)
+        assert kept.stat().st_mtime_ns == written_at
+        assert same(model_in(tmp_path / "run"), _model_of(plan, tmp_path))
+
+
+def _model_of(plan: Deployment, tmp_path: Path) -> dict[str, torch.Tensor]:
+    Fleet().serve(deployment(tmp_path / "again", plan.algorithm, rounds=plan.rounds))
+    return model_in(tmp_path / "again")
+
+
+class TestBadDevices:
+    def test_whatever_one_answers_the_run_completes_and_it_ends_in_quarantine(self, tmp_path: Path) -> None:
+        def nan(message: Message, context: Context) -> Message:
+            reply: Message = client_app(load_part)(message, context)
+            if message.metadata.message_type == TRAIN:
+                array = reply.content.array_records["arrays"]["weights"]
+                array.data = array.data[:-4] + np.float32(np.nan).tobytes()
+            return reply
+
+        def failing(message: Message, context: Context) -> Message:
+            if message.metadata.message_type == TRAIN:
+                return Message(Error(2, "RuntimeError: out of memory"), reply_to=message)
+            reply: Message = client_app(load_part)(message, context)
+            return reply
+
+        fleet = Fleet((1.0, 1.1, 1.2, 1.3), device_1=nan, device_2=failing)
+        fleet.serve(deployment(tmp_path, guard=Guard(), rounds=8))
+        arrivals = load(tmp_path).arrivals
+        refused = {arrival.refused for arrival in arrivals if arrival.device == 1}
+        assert refused == {"not finite"}
+        assert {a.lost for a in arrivals if a.device == 2} == {"its app failed: RuntimeError: out of memory"}
+        assert load(tmp_path).records[-1].barred == 2
+        assert load(tmp_path).records[-1].version == 8
+        assert all(torch.isfinite(tensor).all() for tensor in model_in(tmp_path).values())
