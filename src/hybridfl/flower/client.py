@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +33,8 @@ def client_app(load: Load) -> ClientApp:
     """A ClientApp that does hybridfl's jobs on the task that `load` makes of the node's context.
 
     Flower starts a process for every message, so `load` should be quick: keep what it prepares on the device's disk.
-    A device with `answers` in its node-config keeps its last answer in that folder: a server that was restarted and asks again
+    With `at-least-seconds` in its node-config a device takes so long for every job: a straggler, to try things out.
+    One with `answers` there keeps its last answer in that folder: a server that was restarted and asks again
     gets it at once.
     """
     app = ClientApp()
@@ -46,6 +48,7 @@ def client_app(load: Load) -> ClientApp:
     @app.train()
     @answering
     def train(message: Message, context: Context) -> RecordDict:
+        started_at = time.monotonic()
         job, seed, with_scores = read_job(message.content)
         kept = Answers(Path(str(context.node_config["answers"]))) if "answers" in context.node_config else None
         if kept is not None and (found := kept.find(job, seed)) is not None:
@@ -54,6 +57,8 @@ def client_app(load: Load) -> ClientApp:
         (update,) = trainer_for(replace(task, train=task.train.at_place(job.device)), seed)([job])
         if with_scores:
             update = replace(update, scores=scores_of(task, job.weights))
+        left = float(context.node_config.get("at-least-seconds", 0)) - (time.monotonic() - started_at)
+        time.sleep(max(0.0, left))
         if kept is not None:
             kept.keep(update, seed)
         return update_content(update)

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,8 +107,8 @@ class FlowerTransport:
         self._nodes: dict[int, _Node] = {}
         self._asked: dict[str, tuple[int, float]] = {}
         """Enrolments asked for: (node, when) by message id."""
-        self._strangers: set[int] = set()
-        """Nodes that gave no sensible answer, or whose place is taken."""
+        self._answered_already: set[int] = set()
+        """Nodes that have said who they are, or have been asked and gave no sensible answer."""
         self._sent: dict[str, _Sent] = {}
         self._undelivered: list[Lost] = []
         self._wake_at: float | None = None
@@ -138,16 +139,18 @@ class FlowerTransport:
 
     def enrol(self, at_least: int, seconds: float = math.inf) -> None:
         """Wait until so many devices belong to the fleet."""
-        until = self.now + seconds
+        until, enrolments = self.now + seconds, list[tuple[int, Enrolment]]()
         while True:
             self._look()
-            self._join()
-            if len(self.roster) >= at_least and not self._asked:
+            enrolments += self._answered({each.name for _, each in enrolments})
+            if len(self.roster) + len(enrolments) >= at_least and not self._asked:
+                self._enter(enrolments)  # all at once: their places go by their names, not by who was quickest
                 return
             if self.now >= until:
+                found = len(self.roster) + len(enrolments)
                 raise InputError(
-                    f"{len(self.roster)} devices of the {at_least} wanted have enrolled within {seconds:g} s: start more "
-                    "SuperNodes, ask for fewer, or wait longer."
+                    f"{found} devices of the {at_least} wanted have enrolled within {seconds:g} s: start more SuperNodes, ask "
+                    "for fewer, or wait longer."
                 )
             self._sleep(self._patience.poll)
 
@@ -209,8 +212,8 @@ class FlowerTransport:
             node.node_id: _Node(float(node.online_until), str(node.last_activated_at))
             for node in self._grid.get_nodes()
         }
-        known = {node for node, _ in self.roster.nodes} | {node for node, _ in self._asked.values()} | self._strangers
-        for node in sorted(self._nodes.keys() - known):
+        known = {node for node, _ in self.roster.nodes} | {node for node, _ in self._asked.values()}
+        for node in sorted(self._nodes.keys() - known - self._answered_already):
             if (message_id := self._push_message(RecordDict(), node, ENROL)) is not None:
                 self._asked[message_id] = node, self.now
         self._set_online()
@@ -220,31 +223,36 @@ class FlowerTransport:
 
     def _join(self) -> frozenset[int]:
         """Whoever has said who they are belongs to the fleet from now on; these are the new devices."""
-        replies = self._pull({message_id: node for message_id, (node, _) in self._asked.items()})
+        before = len(self.roster)
+        self._enter(self._answered(set()))
+        return frozenset(range(before, len(self.roster)))
+
+    def _enter(self, enrolments: Iterable[tuple[int, Enrolment]]) -> None:
+        if enrolments:
+            self.roster = self.roster.with_enrolments(enrolments)
+            self._fleet = self._fleet_of(self.roster)
+            self._set_online()
+
+    def _answered(self, others: AbstractSet[str]) -> list[tuple[int, Enrolment]]:
+        """Who has said who they are, and may be it; `others` are names that are about to be taken."""
         enrolments: list[tuple[int, Enrolment]] = []
-        for message_id, reply in replies.items():
+        for message_id, reply in self._pull({each: node for each, (node, _) in self._asked.items()}).items():
             node, _ = self._asked.pop(message_id)
+            self._answered_already.add(node)
             try:
                 enrolment = read_enrolment(_content(reply))
             except Unreadable as error:
                 log.warning("Node %s does not enrol: %s", node, error)
-                self._strangers.add(node)
                 continue
-            if self._is_taken(enrolment.name, node) or any(enrolment.name == each.name != "" for _, each in enrolments):
+            taken = others | {each.name for _, each in enrolments}
+            if enrolment.name and (enrolment.name in taken or self._is_taken(enrolment.name, node)):
                 log.warning("Node %s says it is '%s', who is online already: it gets no jobs.", node, enrolment.name)
-                self._strangers.add(node)
                 continue
             enrolments.append((node, enrolment))
         for message_id, (node, asked_at) in list(self._asked.items()):
             if node not in self._nodes or self.now > asked_at + self._patience.enrol:
                 del self._asked[message_id]  # asked again when it is seen again
-        if not enrolments:
-            return frozenset()
-        before = len(self.roster)
-        self.roster = self.roster.with_enrolments(enrolments)
-        self._fleet = self._fleet_of(self.roster)
-        self._set_online()
-        return frozenset(range(before, len(self.roster)))
+        return enrolments
 
     def _is_taken(self, name: str, node: int) -> bool:
         holder = self.roster.node_of(self.roster.names.index(name)) if name in self.roster.names else None

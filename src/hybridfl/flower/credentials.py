@@ -1,0 +1,104 @@
+"""Certificates and keys for a fleet: an authority, the server's certificate, and a key pair for every device."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from hybridfl.errors import InputError
+
+AUTHORITY, SERVER = "ca", "server"
+
+
+def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> list[Path]:
+    """`ca.crt`, `server.crt` and `server.key`; the certificate is good for these names and addresses.
+
+    The authority's own key is not kept: nobody can sign another certificate with it, and a new server needs new ones for all.
+    """
+    paths = [folder / "ca.crt", folder / "server.crt", folder / "server.key"]
+    _check_new(paths)
+    authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    authority = _name("hybridfl test authority")
+    now = datetime.datetime.now(datetime.UTC)
+
+    def certificate(subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(authority)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(hours=1))
+            .not_valid_after(now + datetime.timedelta(days=days))
+        )
+
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    of_authority = (
+        certificate(authority, authority_key)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(usage, critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    of_server = (
+        certificate(_name(hosts[0]), server_key)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, made in zip(paths, (of_authority, of_server), strict=False):
+        path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    _write_secret(paths[2], _private(server_key, serialization.PrivateFormat.PKCS8))
+    return paths
+
+
+def make_keys(folder: Path, names: Sequence[str]) -> list[Path]:
+    """A key pair a device, `NAME` and `NAME.pub`, as `ssh-keygen -t ecdsa -b 384` makes them."""
+    paths = [folder / name for name in names]
+    _check_new(paths)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        key = ec.generate_private_key(ec.SECP384R1())
+        _write_secret(path, _private(key, serialization.PrivateFormat.OpenSSH))
+        public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+        path.with_name(f"{path.name}.pub").write_bytes(public + f" {path.name}\n".encode())
+    return paths
+
+
+def _check_new(paths: Sequence[Path]) -> None:
+    """Devices may trust what is there already."""
+    for path in paths:
+        if path.exists():
+            raise InputError(f"'{path}' is there already: choose another folder, or remove it if no device uses it.")
+
+
+def _write_secret(path: Path, content: bytes) -> None:
+    """Nobody else can read it, not even for a moment."""
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+
+
+def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)

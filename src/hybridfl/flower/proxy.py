@@ -1,0 +1,71 @@
+"""What stands before a SuperLink: its port serves devices and operators alike, and asks operators for no password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TEMPLATE = """\
+# Written by `hybridfl deploy proxy`. Devices reach the fleet's paths of a SuperLink through this, and nothing more:
+# whoever could reach its control paths could start runs and register devices. Let the SuperLink listen on 127.0.0.1 only.
+worker_processes auto;
+pid {state}/nginx.pid;
+error_log {state}/error.log warn;
+
+events {{
+    worker_connections 4096;
+}}
+
+http {{
+    access_log {state}/access.log;
+    client_body_temp_path {state}/body;
+    proxy_temp_path {state}/proxy;
+    fastcgi_temp_path {state}/fastcgi;
+    uwsgi_temp_path {state}/uwsgi;
+    scgi_temp_path {state}/scgi;
+    server_tokens off;
+
+    # A device polls once or twice a second, and uploads a model in pieces.
+    limit_req_zone $binary_remote_addr zone=devices:10m rate=50r/s;
+    limit_conn_zone $binary_remote_addr zone=connections:10m;
+
+    server {{
+        listen {listen} ssl;
+        ssl_certificate {certificates}/server.crt;
+        ssl_certificate_key {certificates}/server.key;
+        ssl_protocols TLSv1.2 TLSv1.3;
+        client_max_body_size {largest};
+
+        location /v1/fleet/ {{
+            limit_req zone=devices burst=200;
+            limit_conn connections 100;
+            proxy_pass https://{superlink};
+            proxy_http_version 1.1;
+            proxy_set_header Host $host;
+            proxy_ssl_trusted_certificate {certificates}/ca.crt;
+            proxy_ssl_verify on;
+            proxy_ssl_name {superlink_host};
+            proxy_read_timeout 300s;
+            proxy_send_timeout 300s;
+        }}
+
+        # control, runtime, health, documentation: not for devices
+        location / {{
+            return 403;
+        }}
+    }}
+}}
+"""
+
+
+def nginx_config(
+    certificates: Path, state: Path, listen: str = "8443", superlink: str = "127.0.0.1:8000", largest: str = "64m"
+) -> str:
+    """A configuration for `nginx -c`, which keeps its logs and temporary files in `state`."""
+    return TEMPLATE.format(
+        certificates=certificates.resolve(),
+        state=state.resolve(),
+        listen=listen,
+        superlink=superlink,
+        superlink_host=superlink.rsplit(":", 1)[0],
+        largest=largest,
+    )
