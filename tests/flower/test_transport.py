@@ -136,7 +136,23 @@ class TestEnrolment:
         setting.transport.receive()
         assert thief.node_id not in dict(setting.transport.roster.nodes)
         assert setting.transport.fleet.num_samples.tolist() == [3, 5]
-        assert "who is online already" in caplog.text
+        assert "who is online: it has to wait" in caplog.text
+
+    def test_whoever_has_the_name_of_a_dead_node_has_its_place_once_that_is_known(self) -> None:
+        """Flower takes a minute to notice that a node has died; it may have been started again within a second."""
+        setting = Setting(device("a", 3), device("b")).enrolled()
+        setting.send(job(0), wake_in=0.5)
+        setting.transport.receive()
+        setting.nodes[0].at_work = None
+        again = setting.link.add(device("a", 3))
+        setting.send(wake_in=3)
+        setting.transport.receive()
+        setting.link.kill(setting.nodes[0])
+        setting.send(wake_in=3)
+        inbox = setting.transport.receive()
+        assert [lost.reason for lost in inbox.lost] == ["its device came back as another node"]
+        assert setting.transport.roster.node_of(0) == again.node_id
+        assert len(setting.ask(0).updates) == 1
 
 
 class TestAbsence:

@@ -109,6 +109,8 @@ class FlowerTransport:
         """Enrolments asked for: (node, when) by message id."""
         self._answered_already: set[int] = set()
         """Nodes that have said who they are, or have been asked and gave no sensible answer."""
+        self._waiting: dict[int, Enrolment] = {}
+        """What nodes said that are not in the roster, by node."""
         self._sent: dict[str, _Sent] = {}
         self._undelivered: list[Lost] = []
         self._wake_at: float | None = None
@@ -234,25 +236,30 @@ class FlowerTransport:
             self._set_online()
 
     def _answered(self, others: AbstractSet[str]) -> list[tuple[int, Enrolment]]:
-        """Who has said who they are, and may be it; `others` are names that are about to be taken."""
-        enrolments: list[tuple[int, Enrolment]] = []
+        """Who has said who they are, and may be it; `others` are names that are about to be taken.
+
+        Whoever has the name of one who is online waits until that one is gone: Flower takes a minute to notice that a node has
+        died, and this may be the same device again.
+        """
         for message_id, reply in self._pull({each: node for each, (node, _) in self._asked.items()}).items():
             node, _ = self._asked.pop(message_id)
             self._answered_already.add(node)
             try:
-                enrolment = read_enrolment(_content(reply))
+                self._waiting[node] = read_enrolment(_content(reply))
             except Unreadable as error:
                 log.warning("Node %s does not enrol: %s", node, error)
                 continue
-            taken = others | {each.name for _, each in enrolments}
-            if enrolment.name and (enrolment.name in taken or self._is_taken(enrolment.name, node)):
-                log.warning("Node %s says it is '%s', who is online already: it gets no jobs.", node, enrolment.name)
-                continue
-            enrolments.append((node, enrolment))
+            if self._is_taken(self._waiting[node].name, node):
+                log.warning("Node %s says it is '%s', who is online: it has to wait.", node, self._waiting[node].name)
         for message_id, (node, asked_at) in list(self._asked.items()):
             if node not in self._nodes or self.now > asked_at + self._patience.enrol:
                 del self._asked[message_id]  # asked again when it is seen again
-        return enrolments
+        enrolments: dict[str, tuple[int, Enrolment]] = {}
+        for node, enrolment in list(self._waiting.items()):
+            name = enrolment.name or f"node-{node}"
+            if node in self._nodes and name not in enrolments.keys() | others and not self._is_taken(name, node):
+                enrolments[name] = node, self._waiting.pop(node)
+        return list(enrolments.values())
 
     def _is_taken(self, name: str, node: int) -> bool:
         holder = self.roster.node_of(self.roster.names.index(name)) if name in self.roster.names else None
