@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridfl import cli_data, cli_fleet, cli_paper
+from hybridfl import cli_data, cli_deploy, cli_fleet, cli_paper
 from hybridfl.cli_data import DataDirOption
 from hybridfl.cli_options import (
     BatchOption,
@@ -57,6 +57,7 @@ app = typer.Typer(
 
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_fleet.app, name="fleet")
+app.add_typer(cli_deploy.app, name="deploy")
 
 
 def _examples(*commands: str) -> str:

@@ -3,77 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hybridfl.flower.local_fleet import LocalFleet
-from hybridfl.records import Arrival, SavedRun, load
-from hybridfl.run_folder import FINISHED
+from flower_trial import Trial, check_counted_once, of
 
 pytestmark = pytest.mark.flower
-APP = Path(__file__).parents[2] / "examples" / "flower"
-_PORTS = itertools.count(21_000 + 1_000 * (os.getpid() % 20), 200)
-Values = dict[str, str | int | float]
-
-
-class Trial:
-    """A fleet, and a run on it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.fleet = LocalFleet(folder / "fleet", next(_PORTS)).__enter__()
-        self.out = folder / "out"
-        self.app = APP
-
-    def begin(self, *seconds: float, superlink: tuple[str, ...] = ()) -> Trial:
-        """A SuperLink and a device for each of these, which takes so long for a job."""
-        self.fleet.superlink(*superlink)
-        self.fleet.configure()
-        for number, each in enumerate(seconds):
-            self.node(number, len(seconds), {"at-least-seconds": each})
-        return self
-
-    def node(self, number: int, count: int, config: Values | None = None, *options: str) -> None:
-        place: Values = {"partition-id": number, "num-partitions": count}
-        self.fleet.node(number, place | (config or {}), *options)
-
-    def run(self, **config: str | int | float) -> str:
-        """Start a run, and return its number."""
-        said = {"out": str(self.out), "guard": "off"} | config
-        text = " ".join(f"{name.replace('_', '-')}={value!r}" for name, value in said.items())
-        result = self.fleet.flwr("run", str(self.app), "local-fleet", "--run-config", text, "--format", "json")
-        assert result.returncode == 0, result.stdout + result.stderr
-        return str(json.loads(result.stdout)["run-id"])
-
-    def wait(self, until: Callable[[], bool] | None = None, seconds: float = 240) -> SavedRun:
-        """For the end, or for something else."""
-        end = time.monotonic() + seconds
-        while not (until() if until else (self.out / FINISHED).exists()):
-            assert time.monotonic() < end, self.logs()
-            time.sleep(0.2)
-        return load(self.out)
-
-    def logs(self) -> str:
-        return "\n".join(
-            f"== {path.name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:])
-            for path in sorted(self.fleet.folder.glob("*.log"))
-        )
-
-    def has_version(self, version: int) -> Callable[[], bool]:
-        return lambda: (self.out / "run.json").exists() and any(r.version >= version for r in load(self.out).records)
-
-    def server_pid(self) -> int:
-        """Of the ServerApp, which some process of the fleet has started."""
-        found = subprocess.run(
-            ["pgrep", "-f", f"flwr-serverapp.*{self.fleet.port}"], capture_output=True, text=True, check=True
-        )
-        return int(found.stdout.split()[0])
 
 
 @pytest.fixture
@@ -81,18 +21,6 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
     made = Trial(tmp_path)
     yield made
     made.fleet.stop()
-
-
-def check_counted_once(run: SavedRun) -> None:
-    """Every job has one end, no update counts twice, and versions follow one another."""
-    ends = [(arrival.device, arrival.version, arrival.sent_at) for arrival in run.arrivals]
-    assert len(ends) == len(set(ends))
-    assert run.records[-1].merged == sum(arrival.is_merged for arrival in run.arrivals)
-    assert [record.version for record in run.records] == list(range(len(run.records)))
-
-
-def of(run: SavedRun, device: int) -> list[Arrival]:
-    return [arrival for arrival in run.arrivals if arrival.device == device]
 
 
 def test_rounds_close_at_the_normal_devices_pace_and_late_work_is_merged(trial: Trial) -> None:

@@ -1,18 +1,5 @@
 """hybridfl on Flower: the algorithms of the simulator, unchanged, on real machines. Needs `pip install "hybridfl[flower]"`."""
 
-from hybridfl.flower.client import client_app
-from hybridfl.flower.configured import deployment_of, part_of
-from hybridfl.flower.deployment import Deployment
-from hybridfl.flower.server import serve, server_app
-from hybridfl.flower.transport import FlowerTransport, Patience
+import lazy_loader
 
-__all__ = [
-    "Deployment",
-    "FlowerTransport",
-    "Patience",
-    "client_app",
-    "deployment_of",
-    "part_of",
-    "serve",
-    "server_app",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

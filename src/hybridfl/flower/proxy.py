@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cryptography import x509
+
+from hybridfl.errors import InputError
+
 TEMPLATE = """\
 # Written by `hybridfl deploy proxy`. Devices reach the fleet's paths of a SuperLink through this, and nothing more:
 # whoever could reach its control paths could start runs and register devices. Let the SuperLink listen on 127.0.0.1 only.
@@ -43,7 +47,7 @@ http {{
             proxy_set_header Host $host;
             proxy_ssl_trusted_certificate {certificates}/ca.crt;
             proxy_ssl_verify on;
-            proxy_ssl_name {superlink_host};
+            proxy_ssl_name {superlink_name};
             proxy_read_timeout 300s;
             proxy_send_timeout 300s;
         }}
@@ -57,6 +61,19 @@ http {{
 """
 
 
+def _name_in(certificate: Path) -> str:
+    """A host name the certificate is good for: nginx compares names only, never addresses."""
+    names = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions.get_extension_for_class(
+        x509.SubjectAlternativeName
+    )
+    found = names.value.get_values_for_type(x509.DNSName)
+    if not found:
+        raise InputError(
+            f"'{certificate}' is good for addresses only: make one with a name, `--host localhost` for example."
+        )
+    return str(found[0])
+
+
 def nginx_config(
     certificates: Path, state: Path, listen: str = "8443", superlink: str = "127.0.0.1:8000", largest: str = "64m"
 ) -> str:
@@ -66,6 +83,6 @@ def nginx_config(
         state=state.resolve(),
         listen=listen,
         superlink=superlink,
-        superlink_host=superlink.rsplit(":", 1)[0],
+        superlink_name=_name_in(certificates / "server.crt"),
         largest=largest,
     )

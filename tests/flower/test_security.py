@@ -1,0 +1,130 @@
+"""TLS, keys and a proxy, with real processes: who is let in, and who is not."""
+
+from __future__ import annotations
+
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from flower_trial import Trial
+from hybridfl.flower.credentials import make_certificates, make_keys
+from hybridfl.flower.proxy import nginx_config
+
+pytestmark = pytest.mark.flower
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+
+
+class Guarded(Trial):
+    """A fleet behind nginx, with TLS, on which only registered keys are let in."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        assert NGINX is not None
+        self.certificates, self.keys = folder / "certificates", folder / "keys"
+        make_certificates(self.certificates, ["localhost", "127.0.0.1"])
+        make_keys(self.keys, ["device-0", "device-1", "stranger"])
+        self.fleet.superlink(
+            *("--ssl-ca-certfile", str(self.certificates / "ca.crt")),
+            *("--ssl-certfile", str(self.certificates / "server.crt")),
+            *("--ssl-keyfile", str(self.certificates / "server.key")),
+            "--enable-supernode-auth",
+        )
+        self.fleet.configure(options=[f'root-certificates = "{self.certificates / "ca.crt"}"'])
+        for name in ("device-0", "device-1"):
+            registered = self.fleet.flwr("supernode", "register", str(self.keys / f"{name}.pub"), "local-fleet")
+            assert registered.returncode == 0, registered.stdout + registered.stderr
+        self.port = self.fleet.port + 50
+        (folder / "nginx").mkdir()
+        config = folder / "nginx.conf"
+        config.write_text(
+            nginx_config(self.certificates, folder / "nginx", f"127.0.0.1:{self.port}", self.fleet.address)
+        )
+        self.nginx = subprocess.Popen([NGINX, "-c", str(config), "-g", "daemon off;"])
+
+    def device(self, number: int, authority: Path | None = None, key: str | None = None) -> None:
+        """Through the proxy."""
+        options = ["--superlink", f"127.0.0.1:{self.port}"]
+        options += ["--root-certificates", str((authority or self.certificates) / "ca.crt")]
+        options += ["--auth-supernode-private-key", str(self.keys / key)] if key else []
+        self.node(number, 5, {}, *options)
+
+    def post(self, path: str, port: int) -> int:
+        context = ssl.create_default_context(cafile=str(self.certificates / "ca.crt"))
+        headers = {"Content-Type": "application/protobuf"}
+        return httpx.post(f"https://127.0.0.1:{port}{path}", verify=context, headers=headers, timeout=20).status_code
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    if NGINX is None:
+        pytest.skip("There is no nginx here: apt-get install nginx-light.")
+    made = Guarded(tmp_path_factory.mktemp("guarded"))
+    yield made
+    made.nginx.terminate()
+    made.nginx.wait()
+    made.fleet.stop()
+
+
+def test_registered_devices_train_through_the_proxy_and_nobody_else_is_let_in(
+    guarded: Guarded, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    others = tmp_path_factory.mktemp("others")
+    make_certificates(others, ["127.0.0.1"])
+    guarded.device(0, key="device-0")
+    guarded.device(1, key="device-1")
+    guarded.device(2, key="device-0", authority=others)
+    guarded.device(3)
+    guarded.device(4, key="stranger")
+    guarded.run(rounds=2, devices=2)
+    run = guarded.wait()
+    assert {arrival.device for arrival in run.arrivals} == {0, 1}
+    assert all(arrival.is_merged for arrival in run.arrivals)
+    time.sleep(5)
+    for number, said in ((2, "CERTIFICATE_VERIFY_FAILED"), (3, ""), (4, "")):
+        log = guarded.log(f"node-{number}")
+        assert said in log
+        assert "Received" not in log, "no message of a run has reached it"
+    listed = guarded.fleet.flwr("supernode", "list", "local-fleet", "--format", "json").stdout
+    assert listed.count('"online"') == 2, listed
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/runtime/push-messages",
+        "/docs",
+        "/v1/fleet/%2e%2e/control/list-runs",
+    ],
+)
+def test_control_and_runtime_paths_are_refused_by_the_proxy(guarded: Guarded, path: str) -> None:
+    assert guarded.post(path, guarded.port) == 403
+
+
+def test_without_the_proxy_they_would_be_served(guarded: Guarded) -> None:
+    """Otherwise the test before would show nothing."""
+    assert guarded.post("/v1/control/start-run", guarded.fleet.port) not in (403, 404)
+
+
+def test_fleet_paths_want_a_registered_key(guarded: Guarded) -> None:
+    assert 400 <= guarded.post("/v1/fleet/pull-messages", guarded.port) < 500
+    assert 400 <= guarded.post("/v1/fleet/register-node", guarded.port) < 500
+
+
+def test_operators_cannot_work_through_the_proxy(guarded: Guarded) -> None:
+    """Not even with Flower's own command line and the right certificate."""
+    home = guarded.fleet.home / "config.toml"
+    said = home.read_text()
+    home.write_text(said.replace(guarded.fleet.address, f"127.0.0.1:{guarded.port}"))
+    try:
+        result = guarded.fleet.flwr("list", "local-fleet", timeout=60)
+    finally:
+        home.write_text(said)
+    assert result.returncode != 0
