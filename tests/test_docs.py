@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED_IN_MAP = [
     name
-    for page in ("paper-map.md", "reliability.md")
+    for page in ("paper-map.md", "reliability.md", "deploy.md")
     for name in re.findall(r"`((?:hybridfl\.|tests/)[^`]+)`", (ROOT / "docs" / page).read_text())
 ]
 
@@ -33,7 +33,7 @@ REAL_DATA = re.compile(r"mnist|shakespeare|sent140")
 
 
 def shell_blocks() -> list[ParameterSet]:
-    """Shell blocks that call `hybridfl`."""
+    """Shell blocks that call `hybridfl`, but for those that need a fleet (`tests/flower/test_deploy_page.py`)."""
     return [
         pytest.param(
             block,
@@ -44,7 +44,7 @@ def shell_blocks() -> list[ParameterSet]:
             ],
         )
         for name, block in blocks("sh")
-        if re.search(r"^ *hybridfl ", block, re.MULTILINE)
+        if re.search(r"^ *hybridfl ", block, re.MULTILINE) and not name.startswith("deploy.md")
     ]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import shutil
 import signal
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,3 +91,133 @@ def test_the_superlink_is_killed_and_started_again(trial: Trial, tmp_path: Path)
     check_counted_once(run)
     assert all(arrival.is_merged for arrival in run.arrivals), [a for a in run.arrivals if not a.is_merged]
     assert any(arrival.version == 0 for arrival in of(run, 2)), "the answer in flight included"
+
+
+class Forwarder:
+    """A link that can be cut: what connects to `port` reaches `target`, until it does not."""
+
+    def __init__(self, target: int, port: int) -> None:
+        self.port, self._target = port, target
+        self._is_cut = False
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", port))
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def cut(self) -> None:
+        self._is_cut = True
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def mend(self) -> None:
+        self._is_cut = False
+
+    def close(self) -> None:
+        self.cut()
+        self._listener.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                if self._is_cut:
+                    near.close()
+                    continue
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._open += [near, far]
+                for one, other in ((near, far), (far, near)):
+                    threading.Thread(target=_pour, args=(one, other), daemon=True).start()
+
+
+def _pour(one: socket.socket, other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := one.recv(65536):
+            other.sendall(data)
+    for each in (one, other):
+        with contextlib.suppress(OSError):
+            each.close()
+
+
+def test_a_link_that_is_cut_for_90_seconds_loses_nothing(trial: Trial) -> None:
+    """The device finishes its job behind the cut, and hands it over afterwards."""
+    trial.begin(0, 0)
+    link = Forwarder(trial.fleet.port, trial.fleet.port + 60)
+    trial.node(2, 3, {"at-least-seconds": 30}, "--insecure", "--superlink", f"127.0.0.1:{link.port}")
+    trial.run(rounds=0, seconds=150.0, devices=3)
+    trial.wait(trial.has_version(1))
+    link.cut()
+    time.sleep(90)
+    link.mend()
+    run = trial.wait()
+    link.close()
+    check_counted_once(run)
+    assert not [arrival for arrival in run.arrivals if not arrival.is_merged]
+    assert any(a.arrived_at - a.sent_at > 85 and a.is_merged for a in of(run, 2)), "the job it had behind the cut"
+    assert sum(arrival.is_merged for arrival in of(run, 2)) >= 2, "and another one since"
+    assert max(b.seconds - a.seconds for a, b in itertools.pairwise(run.records[1:])) < 30, "nobody has waited for it"
+
+
+BAD = '''
+"""Devices of every bad kind, by their node-config."""
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from hybridfl_app.task import load
+
+from hybridfl.flower import client_app
+
+good = client_app(load)
+app = ClientApp()
+
+
+@app.query("enrol")
+def enrol(message: Message, context: Context) -> Message:
+    return good(message, context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    kind = context.node_config["kind"]
+    if kind == "good":
+        return good(message, context)
+    if kind == "exception":
+        raise RuntimeError("out of memory")
+    if kind == "none":
+        return None
+    arrays = {
+        "nan": np.full(610, np.nan, np.float32),
+        "shape": np.zeros((2, 3), np.float32),
+        "large": np.zeros(50_000_000, np.float32),
+    }
+    content = {
+        "arrays": ArrayRecord({"weights": Array(arrays[kind])}),
+        "metrics": MetricRecord({"num_steps": 5, "train_loss": 0.1}),
+    }
+    return Message(RecordDict(content), reply_to=message)
+'''
+
+
+def test_whatever_a_device_answers_the_run_completes_without_it(trial: Trial, tmp_path: Path) -> None:
+    """NaN, a wrong shape, nothing at all, an exception, 200 MB."""
+    trial.app = shutil.copytree(trial.app, tmp_path / "app")
+    (trial.app / "hybridfl_app" / "client_app.py").write_text(BAD)
+    trial.begin()
+    kinds = ("good", "good", "good", "nan", "shape", "none", "exception", "large")
+    for number, kind in enumerate(kinds):
+        trial.node(number, len(kinds), {"kind": kind})
+    trial.run(rounds=6, devices=len(kinds), guard="on")
+    run = trial.wait(seconds=400)
+    check_counted_once(run)
+    reasons = {number: {a.refused or a.lost for a in of(run, number)} - {None} for number in range(len(kinds))}
+    assert reasons[3] == {"not finite"}
+    assert reasons[4] == {"shape [2, 3] instead of [610]"}
+    assert reasons[5] <= {"its app crashed"} | {reason for reason in reasons[5] if "app" in str(reason)}
+    assert all("out of memory" in str(reason) for reason in reasons[6])
+    assert all("200,000,128 bytes" in str(reason) for reason in reasons[7])
+    for number in (3, 4, 6):
+        assert reasons[number], kinds[number]
+        assert not any(arrival.is_merged for arrival in of(run, number))
+    assert {arrival.device for arrival in run.arrivals if arrival.is_merged} <= {0, 1, 2}
+    assert run.records[-1].version == 6

@@ -1,0 +1,69 @@
+"""HFL against FedAvg on a real fleet: six SuperNodes on this machine, three of them slow. Needs `hybridfl[flower]`.
+
+python benchmarks/flower_fleet.py [--seconds 240] [--slow-seconds 60]
+
+Both run for so many seconds on the same kind of fleet, FedAvg with everyone and HFL. Printed: the wall-clock seconds until
+each is at the loss that FedAvg has at its end, and their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import tempfile
+import time
+from pathlib import Path
+
+from hybridfl.flower.local_fleet import LocalFleet
+from hybridfl.records import Record, load
+from hybridfl.run_folder import FINISHED
+
+APP = Path(__file__).parents[1] / "examples" / "flower"
+DEVICES, SLOW = 6, 3
+
+
+def records(algorithm: str, seconds: float, slow_seconds: float, port: int) -> tuple[Record, ...]:
+    """What a run on a fleet of its own records."""
+    with tempfile.TemporaryDirectory() as folder, LocalFleet(Path(folder) / "fleet", port) as fleet:
+        out = Path(folder) / "out"
+        fleet.superlink()
+        name = fleet.configure()
+        for number in range(DEVICES):
+            takes = slow_seconds if number >= DEVICES - SLOW else 0.0
+            fleet.node(number, {"partition-id": number, "num-partitions": DEVICES, "at-least-seconds": takes})
+        said = f"algorithm='{algorithm}' rounds=0 seconds={seconds} devices={DEVICES} guard='off' out='{out}'"
+        result = fleet.flwr("run", str(APP), name, "--run-config", said)
+        assert result.returncode == 0, result.stdout + result.stderr
+        while not (out / FINISHED).exists():
+            time.sleep(1)
+        return load(out).records
+
+
+def first_below(found: tuple[Record, ...], loss: float) -> float:
+    """When a run's test loss was first at or below this."""
+    return next((record.seconds for record in found if record.test_loss <= loss), math.inf)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--slow-seconds", type=float, default=60.0)
+    given = parser.parse_args()
+    found = {
+        algorithm: records(algorithm, given.seconds, given.slow_seconds, 24_000 + 400 * number)
+        for number, algorithm in enumerate(("FedAvg(participants=Everyone())", "hfl"))
+    }
+    fedavg, hfl = found.values()
+    goal = fedavg[-1].test_loss
+    for algorithm, run in found.items():
+        last = run[-1]
+        rounds = f"{last.version} versions, {last.seconds / max(last.version, 1):.1f} s each"
+        print(f"{algorithm}: {rounds}, test loss {last.test_loss:.3f}, accuracy {last.test_accuracy:.1%}")
+    seconds = first_below(fedavg, goal), first_below(hfl, goal)
+    print(
+        f"seconds to test loss {goal:.3f}: FedAvg {seconds[0]:.0f}, HFL {seconds[1]:.0f}, {seconds[0] / seconds[1]:.1f} times"
+    )
+
+
+if __name__ == "__main__":
+    main()
