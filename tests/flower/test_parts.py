@@ -1,0 +1,225 @@
+"""The small parts: credentials, the proxy's configuration, kept answers, rosters, the journal, an app's configuration."""
+
+from __future__ import annotations
+
+import math
+import stat
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.app import Context, RecordDict
+from torch import nn
+
+from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.guard import Guard
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.errors import InputError
+from hybridfl.flower.answers import Answers
+from hybridfl.flower.configured import deployment_of, part_of
+from hybridfl.flower.credentials import make_certificates, make_keys
+from hybridfl.flower.deployment import Deployment
+from hybridfl.flower.journal import Arrived, Entry, Gone, Journal
+from hybridfl.flower.proxy import nginx_config
+from hybridfl.flower.roster import Roster
+from hybridfl.flower.wire import Enrolment, job_content, read_job
+from hybridfl.protocol import Job, LocalScores, Update, Work
+from hybridfl.tasks import Synthetic
+
+MODEL = nn.Linear(2, 2)
+
+
+class TestCredentials:
+    def test_the_servers_certificate_is_the_authoritys_and_good_for_its_hosts(self, tmp_path: Path) -> None:
+        authority, server = (
+            x509.load_pem_x509_certificate(path.read_bytes())
+            for path in make_certificates(tmp_path, ["fl.example.org", "10.0.0.7"])[:2]
+        )
+        server.verify_directly_issued_by(authority)
+        names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
+        assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+
+    def test_secrets_are_for_their_owner_only(self, tmp_path: Path) -> None:
+        make_certificates(tmp_path, ["localhost"])
+        make_keys(tmp_path, ["device-0"])
+        for name in ("server.key", "device-0"):
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+    def test_a_key_pair_is_a_pair(self, tmp_path: Path) -> None:
+        (path,) = make_keys(tmp_path, ["device-0"])
+        private = load_ssh_private_key(path.read_bytes(), None)
+        public = load_ssh_public_key((tmp_path / "device-0.pub").read_bytes())
+        assert private.public_key() == public
+
+    def test_nothing_is_overwritten(self, tmp_path: Path) -> None:
+        make_keys(tmp_path, ["device-0"])
+        with pytest.raises(InputError, match="device-0' is there already"):
+            make_keys(tmp_path, ["device-0"])
+
+    def test_a_proxy_needs_a_name_to_compare(self, tmp_path: Path) -> None:
+        make_certificates(tmp_path / "named", ["10.0.0.7", "fl.example.org"])
+        assert "proxy_ssl_name fl.example.org;" in nginx_config(tmp_path / "named", tmp_path)
+        make_certificates(tmp_path / "nameless", ["10.0.0.7"])
+        with pytest.raises(InputError, match="good for addresses only"):
+            nginx_config(tmp_path / "nameless", tmp_path)
+
+
+def a_job(**changes: Any) -> Job:
+    job = Job(3, 7, torch.tensor([1.0, -2.0, 0.5]), Work(2, 16, 0.1, clip=math.inf), 4.5, 1, torch.ones(3))
+    return replace(job, **changes)
+
+
+def test_a_job_is_the_same_on_the_device() -> None:
+    for job in (a_job(), a_job(drift=None)):
+        again, seed, with_scores = read_job(job_content(job, seed=5, with_scores=True))
+        assert (seed, with_scores) == (5, True)
+        assert torch.equal(again.weights, job.weights)
+        assert (again.drift is None) == (job.drift is None)
+        names = ("device", "version", "work", "sent_at", "repeat")
+        assert [getattr(again, name) for name in names] == [getattr(job, name) for name in names]
+
+
+class TestAnswers:
+    def test_the_last_answer_to_the_very_job_is_found(self, tmp_path: Path) -> None:
+        answers, update = (
+            Answers(tmp_path),
+            Update(a_job(), torch.tensor([3.0, 4.0, 5.0]), 6, 0.25, LocalScores(0.5, 0.75, 8)),
+        )
+        assert answers.find(a_job(), seed=0) is None
+        answers.keep(update, seed=0)
+        found = answers.find(a_job(sent_at=99.0), seed=0)
+        assert found is not None
+        assert torch.equal(found.weights, update.weights)
+        assert (found.num_steps, found.train_loss, found.scores) == (6, 0.25, LocalScores(0.5, 0.75, 8))
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"version": 8}, {"repeat": 2}, {"weights": torch.zeros(3)}, {"drift": None}, {"work": Work(1, 16, 0.1)}],
+    )
+    def test_not_to_another_job(self, other: dict[str, Any], tmp_path: Path) -> None:
+        Answers(tmp_path).keep(Update(a_job(), torch.zeros(3), 6, 0.25), seed=0)
+        assert Answers(tmp_path).find(a_job(**other), seed=0) is None
+        assert Answers(tmp_path).find(a_job(), seed=1) is None
+
+    def test_one_is_kept_a_device_and_a_damaged_one_is_none(self, tmp_path: Path) -> None:
+        for version in range(3):
+            Answers(tmp_path).keep(Update(a_job(version=version), torch.zeros(3), 6, 0.25), seed=0)
+        (kept,) = tmp_path.iterdir()
+        kept.write_bytes(b"cut off")
+        assert Answers(tmp_path).find(a_job(version=2), seed=0) is None
+
+
+class TestRoster:
+    def test_who_comes_back_keeps_its_place_and_its_samples(self) -> None:
+        roster = Roster().with_enrolments([(11, Enrolment(5, "b")), (12, Enrolment(6, "a"))])
+        assert (roster.names, roster.num_samples) == (("a", "b"), (6, 5))
+        again = roster.with_enrolments([(13, Enrolment(10**9, "a"))])
+        assert (again.names, again.num_samples) == (("a", "b"), (6, 5))
+        assert (again.node_of(0), again.device_of(12), again.device_of(11)) == (13, None, 1)
+
+    def test_it_survives_json(self) -> None:
+        import json
+        from dataclasses import asdict
+
+        roster = Roster().with_enrolments([(2**63 + 5, Enrolment(5, "ü")), (12, Enrolment(6))])
+        assert Roster.read(json.loads(json.dumps(asdict(roster)))) == roster
+
+
+def entry(now: float) -> Entry:
+    arrived = Arrived(1, torch.tensor([math.nan, 2.0]), 3, 0.5, LocalScores(0.1, 0.2, 3))
+    return Entry(
+        now, (arrived,), (Gone(0, "gone", True),), frozenset({2}), Roster(("a",), (1,), ((7, 0),)), frozenset({1})
+    )
+
+
+class TestJournal:
+    def test_what_was_written_is_read_again(self, tmp_path: Path) -> None:
+        journal = Journal(tmp_path / "journal")
+        journal.write(entry(1.5))
+        journal.write(replace(entry(2.5), arrived=(), gone=()))
+        first, second = Journal(tmp_path / "journal").read()
+        assert (first.now, first.gone, first.joined, first.roster, first.online) == (
+            1.5,
+            (Gone(0, "gone", True),),
+            frozenset({2}),
+            Roster(("a",), (1,), ((7, 0),)),
+            frozenset({1}),
+        )
+        assert torch.isnan(first.arrived[0].weights[0])
+        assert first.arrived[0].scores == LocalScores(0.1, 0.2, 3)
+        assert second.arrived == ()
+
+    def test_it_goes_on_where_a_checkpoint_was_and_forgets_what_is_old(self, tmp_path: Path) -> None:
+        journal = Journal(tmp_path)
+        for number in range(5):
+            journal.write(entry(float(number)))
+        assert [each.now for each in Journal(tmp_path, 3).read()] == [3.0, 4.0]
+        journal.forget(3)
+        assert [each.now for each in Journal(tmp_path, 3).read()] == [3.0, 4.0]
+        assert Journal(tmp_path).read() == []
+
+    def test_a_damaged_entry_is_an_error(self, tmp_path: Path) -> None:
+        Journal(tmp_path).write(entry(1.0))
+        (path,) = tmp_path.iterdir()
+        path.write_bytes(path.read_bytes()[:20])
+        with pytest.raises(InputError, match="cannot be read"):
+            Journal(tmp_path).read()
+
+
+def context(**config: str | int | float | bool) -> Context:
+    return Context(1, 1, {}, RecordDict(), {name.replace("_", "-"): value for name, value in config.items()})
+
+
+class TestConfiguration:
+    def test_an_app_says_what_to_run(self, tmp_path: Path) -> None:
+        made = deployment_of(
+            context(algorithm="HFL()", rounds=7, seconds=0.0, round_seconds=12, devices=3, seed=4, out=str(tmp_path)),
+            MODEL,
+        )
+        assert made.algorithm == HFL(round_seconds=12.0)
+        assert (made.rounds, made.seconds, made.devices, made.seed) == (7, None, 3, 4)
+        assert made.guard == Guard()
+
+    def test_other_algorithms_and_no_guard(self) -> None:
+        made = deployment_of(context(algorithm="fedavg", guard="off", seconds=60), MODEL)
+        assert isinstance(made.algorithm, FedAvg)
+        assert made.guard is None
+
+    @pytest.mark.parametrize(
+        ("config", "message"),
+        [
+            ({"rounds": 0, "seconds": 0.0}, "has no end"),
+            ({"rounds": "ten"}, "rounds='ten' should be of type int"),
+            ({"rounds": 3, "algoritm": "hfl"}, "Unknown setting 'algoritm'. Did you mean 'algorithm'"),
+            ({"rounds": 3, "algorithm": "hlf"}, "hlf"),
+            ({"rounds": 3, "algorithm": "fedavg", "round_seconds": 3.0}, "round-seconds=3 is for HFL"),
+            ({"rounds": 3, "devices": 0}, "devices=0 must be above 0"),
+        ],
+    )
+    def test_mistakes_are_named(self, config: dict[str, Any], message: str) -> None:
+        with pytest.raises(InputError, match=message):
+            deployment_of(context(**config), MODEL)
+
+    def test_an_apps_own_settings_are_left_alone(self) -> None:
+        assert deployment_of(context(rounds=3, my_folder="x"), MODEL).rounds == 3
+
+    def test_a_part_of_a_task_is_what_that_device_has(self) -> None:
+        task = Synthetic(1, 1).build(5, seed=0)
+        part = part_of(task, 3)
+        assert len(part.train) == len(part.test) == 1
+        assert part.train.num_samples[0] == task.train.num_samples[3]
+        assert part.train.rows(0).tolist() == task.train.rows(3).tolist()
+        with pytest.raises(InputError, match="partition-id=5, but there are 5 partitions"):
+            part_of(task, 5)
+
+
+def test_a_deployment_needs_an_end_and_a_model_that_can_be_trained(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no end"):
+        Deployment(MODEL, HFL(), tmp_path)
+    with pytest.raises(InputError):
+        Deployment(nn.ReLU(), HFL(), tmp_path, rounds=1)
