@@ -16,7 +16,7 @@ test: check  ## lint, types and all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 test-flower: $(INSTALLED)  ## real SuperLinks and SuperNodes on this machine, killed and cut off; minutes
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 -m flower
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m flower
 
 check: $(INSTALLED)  ## lint and types
 	$(BIN)/ruff check .

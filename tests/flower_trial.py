@@ -47,7 +47,7 @@ class Trial:
         assert result.returncode == 0, result.stdout + result.stderr
         return str(json.loads(result.stdout)["run-id"])
 
-    def wait(self, until: Callable[[], bool] | None = None, seconds: float = 240) -> SavedRun:
+    def wait(self, until: Callable[[], bool] | None = None, seconds: float = 400) -> SavedRun:
         """For the end, or for something else."""
         end = time.monotonic() + seconds
         while not (until() if until else (self.out / FINISHED).exists()):

@@ -44,7 +44,7 @@ def shell_blocks() -> list[ParameterSet]:
             ],
         )
         for name, block in blocks("sh")
-        if re.search(r"^ *hybridfl ", block, re.MULTILINE) and not name.startswith("deploy.md")
+        if re.search(r"^ *hybridfl ", block, re.MULTILINE) and "flwr run" not in block and "deploy" not in block
     ]
 
 

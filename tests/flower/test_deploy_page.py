@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 
 from flower_trial import APP
+from hybridfl.flower.local_fleet import descendants
 from hybridfl.records import load
 
 pytestmark = pytest.mark.flower
 ROOT = Path(__file__).parents[2]
 INSTALLS = re.compile(r"^(apt-get|python3 -m venv|pip) ")
 STAYS = re.compile(r"^(flower-|nginx )")
-PORT = 22_000 + os.getpid() % 5000
+PORT = 11_000 + 300 * (os.getpid() % 30)
 
 
 def commands(section: str) -> list[str]:
@@ -49,13 +50,11 @@ class Shell:
             command = re.sub(rf"\b{before}\b", str(after), command)
         command = command.replace("fl.example.org:", "127.0.0.1:")
         if STAYS.match(command):
-            log = (self.folder / f"{len(self.staying)}.log").open("wb")
             arguments = ["bash", "-c", f"exec {command}"]
-            self.staying.append(
-                subprocess.Popen(
-                    arguments, cwd=self.folder, env=self._variables, stdout=log, stderr=log, start_new_session=True
+            with (self.folder / f"{len(self.staying)}.log").open("wb") as log:
+                self.staying.append(
+                    subprocess.Popen(arguments, cwd=self.folder, env=self._variables, stdout=log, stderr=log)
                 )
-            )
             time.sleep(1)
             if command.startswith("flower-superlink"):
                 self.wait_for(self._ports["8000"])
@@ -82,15 +81,17 @@ class Shell:
         raise AssertionError([path.read_text() for path in self.folder.glob("*.log")])
 
     def stop(self) -> None:
+        theirs = descendants([process.pid for process in self.staying])
         for process in self.staying:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
+            process.terminate()
         for process in self.staying:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(5)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            process.kill()
             process.wait()
+        for pid in theirs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -117,14 +118,14 @@ def test_four_machines_with_tls_keys_and_a_proxy(shell: Shell) -> None:
 
 def test_a_fleet_on_one_machine(shell: Shell) -> None:
     start, run, report = commands("On one machine first")
-    log = (shell.folder / "local.log").open("wb")
-    fleet = subprocess.Popen(
-        [*shlex.split(start.replace("--slow-seconds 30", "--slow-seconds 20")), "--port", str(PORT + 100)],
-        cwd=shell.folder,
-        executable=Path(sys.executable).with_name("hybridfl"),
-        stdout=log,
-        stderr=log,
-    )
+    with (shell.folder / "local.log").open("wb") as log:
+        fleet = subprocess.Popen(
+            [*shlex.split(start.replace("--slow-seconds 30", "--slow-seconds 20")), "--port", str(PORT + 100)],
+            cwd=shell.folder,
+            executable=Path(sys.executable).with_name("hybridfl"),
+            stdout=log,
+            stderr=log,
+        )
     try:
         shell.wait_for(PORT + 100)
         said = shell.folder / "local.log"

@@ -47,7 +47,7 @@ def test_rounds_close_at_the_normal_devices_pace_and_late_work_is_merged(trial: 
 def test_a_straggler_killed_in_mid_training_comes_back(trial: Trial) -> None:
     """Flower takes a minute to notice; then it has its old place."""
     trial.begin(0, 0, 25)
-    trial.run(rounds=0, seconds=120.0, devices=3)
+    trial.run(rounds=0, seconds=150.0, devices=3)
     trial.wait(trial.has_version(1))
     trial.fleet.kill("node-2")
     trial.node(2, 3, {"at-least-seconds": 12})
@@ -144,7 +144,7 @@ def test_a_link_that_is_cut_for_90_seconds_loses_nothing(trial: Trial) -> None:
     trial.begin(0, 0)
     link = Forwarder(trial.fleet.port, trial.fleet.port + 60)
     trial.node(2, 3, {"at-least-seconds": 30}, "--insecure", "--superlink", f"127.0.0.1:{link.port}")
-    trial.run(rounds=0, seconds=140.0, devices=3)
+    trial.run(rounds=0, seconds=170.0, devices=3)
     trial.wait(trial.has_version(1))
     link.cut()
     time.sleep(90)

@@ -14,6 +14,7 @@ import pytest
 
 from flower_trial import Trial
 from hybridfl.flower.credentials import make_certificates, make_keys
+from hybridfl.flower.local_fleet import answers
 from hybridfl.flower.proxy import nginx_config
 
 pytestmark = pytest.mark.flower
@@ -46,6 +47,10 @@ class Guarded(Trial):
             nginx_config(self.certificates, folder / "nginx", f"127.0.0.1:{self.port}", self.fleet.address)
         )
         self.nginx = subprocess.Popen([NGINX, "-c", str(config), "-g", "daemon off;"])
+        until = time.monotonic() + 20
+        while not answers(self.port):
+            assert time.monotonic() < until
+            time.sleep(0.1)
 
     def device(self, number: int, authority: Path | None = None, key: str | None = None) -> None:
         """Through the proxy."""

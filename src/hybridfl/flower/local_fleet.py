@@ -89,14 +89,18 @@ class LocalFleet:
     def stop(self) -> None:
         """All of them, and all that they started."""
         processes, self.processes = list(self.processes.values()), {}
+        theirs = descendants([process.pid for process in processes])
         for process in processes:
-            _signal(process, signal.SIGTERM)
+            process.terminate()
         until = time.monotonic() + 5
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, until - time.monotonic()))
-            _signal(process, signal.SIGKILL)
+            process.kill()
             process.wait()
+        for pid in theirs:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def configure(self, name: str = "local-fleet", options: Sequence[str] = ("insecure = true",)) -> str:
         """Let `flwr` know this SuperLink by a name."""
@@ -118,7 +122,7 @@ class LocalFleet:
 
     def _wait_for_superlink(self, seconds: float = 60) -> None:
         until = time.monotonic() + seconds
-        while not _answers(self.port):
+        while not answers(self.port):
             if self.processes["superlink"].poll() is not None or time.monotonic() > until:
                 log = self.folder / "superlink.log"
                 last = " ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
@@ -126,7 +130,8 @@ class LocalFleet:
             time.sleep(0.1)
 
 
-def _answers(port: int) -> bool:
+def answers(port: int) -> bool:
+    """Whether somebody listens there, on this machine."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
@@ -134,6 +139,13 @@ def _answers(port: int) -> bool:
     return True
 
 
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+def descendants(pids: Sequence[int]) -> list[int]:
+    """The processes these have started, and those that these have."""
+    said = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = dict(tuple(map(int, line.split())) for line in said.splitlines())
+    found: list[int] = []
+    open_ends = set(pids)
+    while open_ends:
+        open_ends = {pid for pid, parent in parents.items() if parent in open_ends}
+        found += sorted(open_ends)
+    return found
