@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -293,6 +294,25 @@ def report(
     from hybridfl.report import write_report
 
     typer.echo(f"Report: {write_report(folder, target)}")
+
+
+@app.command(epilog=_examples("hybridfl tensorboard results/demo", "hybridfl tensorboard results/flower --follow"))
+def tensorboard(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote, or a deployment.")
+    ],
+    follow: Annotated[bool, typer.Option("--follow", help="Go on while runs are under way, until Ctrl-C.")] = False,
+) -> None:
+    """Write the records of all runs as TensorBoard's events, beside them."""
+    from hybridfl.tensorboard import Events
+
+    events = Events(folder)
+    count = events.write()
+    typer.echo(f"{count} records. Look at them with: tensorboard --logdir {events.folder}")
+    with contextlib.suppress(KeyboardInterrupt):
+        while follow:
+            time.sleep(2)
+            events.write()
 
 
 @app.command()

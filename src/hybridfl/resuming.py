@@ -13,6 +13,9 @@ from hybridfl.run_folder import RUN
 from hybridfl.spelling import read_algorithm, read_fleet, read_guard, read_task
 from hybridfl.task import Task
 
+DEPLOYED = "Flower"
+"""What a deployment's `run.json` says in the place of a simulated fleet."""
+
 
 def planned(folder: Path, data_dir: Path | None = None) -> dict[Path, Run]:
     """The runs in or below a folder, each by its own folder: they are what they were when they were begun."""
@@ -30,6 +33,10 @@ def _task(data_dir: Path | None, name: str, devices: int, seed: int) -> Task:
 
 def _run(folder: Path, tasks: functools._lru_cache_wrapper[Task]) -> Run:
     config = load_config(folder)
+    if config["timing"] == DEPLOYED:
+        raise InputError(
+            f"The run in '{folder}' is a deployment's: start its app again with `flwr run`, and it goes on there."
+        )
     try:
         plan = _from(config, tasks)
     except (InputError, KeyError, TypeError, AttributeError, ValueError) as error:

@@ -28,6 +28,7 @@ from hybridfl.flower.wire import TRAIN, read_job
 from hybridfl.protocol import Algorithm, Job
 from hybridfl.protocol import Fleet as KnownFleet
 from hybridfl.records import load
+from hybridfl.resuming import planned
 from hybridfl.run import run
 from hybridfl.simulation import Simulation
 from hybridfl.task import Task
@@ -145,6 +146,12 @@ def test_the_simulator_with_the_same_arrivals_makes_the_same_model(algorithm: Al
         if moment.state.version == 6:
             break
     assert same(unflatten(TASK.model, moment.state.weights), model_in(tmp_path))
+
+
+def test_resume_says_how_a_deployment_goes_on(tmp_path: Path) -> None:
+    Fleet().serve(deployment(tmp_path))
+    with pytest.raises(InputError, match="is a deployment's: start its app again with `flwr run`"):
+        planned(tmp_path)
 
 
 class Killed(BaseException):

@@ -17,11 +17,9 @@ from hybridfl.losses import Loss, cross_entropy
 from hybridfl.plan import versions
 from hybridfl.protocol import Algorithm
 from hybridfl.records import Config
+from hybridfl.resuming import DEPLOYED
 from hybridfl.training import check_trainable
 from hybridfl.vectors import flatten
-
-TIMING = "Flower"
-"""What `run.json` says in the place of a simulated fleet."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +78,7 @@ class Deployment:
                 "test_samples": 0 if self.test is None else len(self.test[1]),
                 "checksum": hashlib.blake2b(weights.numpy().tobytes(), digest_size=8).hexdigest(),
             },
-            "timing": TIMING,
+            "timing": DEPLOYED,
             "guard": repr(self.guard),
             "seconds": self.seconds,
             "rounds": self.rounds,

@@ -142,7 +142,7 @@ def answers(port: int) -> bool:
 def descendants(pids: Sequence[int]) -> list[int]:
     """The processes these have started, and those that these have."""
     said = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
-    parents = dict(tuple(map(int, line.split())) for line in said.splitlines())
+    parents = {int(pid): int(parent) for pid, parent in map(str.split, said.splitlines())}
     found: list[int] = []
     open_ends = set(pids)
     while open_ends:

@@ -1,0 +1,72 @@
+"""Records as TensorBoard's events: of runs that have ended, or are under way. Reads result folders only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from hybridfl.errors import InputError
+from hybridfl.records import Record, SavedRun, load, load_all
+
+FOLDER = "tensorboard"
+
+
+class Events:
+    """The events of all runs in a folder, one log a run in FOLDER/tensorboard; what is there already is not written again.
+
+    A record's step is its version. The relative time TensorBoard shows is the run's own: virtual seconds, or a deployment's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError("This needs TensorBoard: pip install 'hybridfl[tensorboard]'.") from None
+        load_all(folder)  # an error, if there are no runs
+        self.folder = folder / FOLDER
+        self._root, self._make = folder, SummaryWriter
+        self._written: dict[Path, int] = {}
+
+    def write(self) -> int:
+        """What is new since the last time; how many records that was."""
+        count = 0
+        for place in self._runs():
+            run = load(place)
+            done = self._written.get(place, 0)
+            new = run.records[done:]
+            if new:
+                self._add(place, run, new, done)
+                count += len(new)
+                self._written[place] = done + len(new)
+        return count
+
+    def _runs(self) -> Iterator[Path]:
+        return (path.parent for path in sorted(self._root.rglob("run.json")))
+
+    def _add(self, place: Path, run: SavedRun, records: tuple[Record, ...], done: int) -> None:
+        name = place.relative_to(self._root)
+        log = self.folder / (str(name) if name != Path() else run.label)
+        if done == 0:
+            for old in log.glob("events.out.tfevents.*"):
+                old.unlink()
+        with self._make(str(log)) as writer:
+            for record in records:
+                for tag, value in _scalars(record):
+                    writer.add_scalar(tag, value, record.version, walltime=record.seconds)
+
+
+def _scalars(record: Record) -> Iterator[tuple[str, float]]:
+    """`accuracy/test`, `loss/train`, `updates/merged`, ...; what is not known is left out."""
+    for field in fields(Record):
+        value = getattr(record, field.name)
+        if field.name not in ("version", "seconds") and math.isfinite(value):
+            yield _tag(field.name), value
+
+
+def _tag(name: str) -> str:
+    for end, group in (("_accuracy", "accuracy"), ("_loss", "loss"), ("_staleness", "staleness")):
+        if name.endswith(end):
+            return f"{group}/{name.removesuffix(end)}"
+    return f"bytes/{name.removeprefix('bytes_')}" if name.startswith("bytes_") else f"updates/{name}"
