@@ -11,6 +11,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from hybridfl.errors import InputError
 from hybridfl.flower.deployment import Deployment
 from hybridfl.flower.heard import Heard, Scoring
 from hybridfl.flower.journal import Journaled
@@ -33,7 +34,11 @@ def server_app(build: Callable[[Context], Deployment]) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        serve(build(context), grid)
+        try:
+            serve(build(context), grid)
+        except InputError as error:
+            log.error("%s", error)  # Flower's own report of it is a traceback
+            raise
 
     return app
 

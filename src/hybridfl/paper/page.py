@@ -91,7 +91,7 @@ def _section(study: Study, found: Sequence[Result], about: dict[str, Any]) -> st
         [
             f"## {study.name}",
             "",
-            f"{study.shows[0].upper()}{study.shows[1:]}: {about.get('task', study.task)}.",
+            f"{study.shows[0].upper()}{study.shows[1:]}: {about.get('task', study.task)}{_data(about)}.",
             "",
             f"![{study.name}](figures/{study.name}.svg)",
             "",
@@ -100,6 +100,18 @@ def _section(study: Study, found: Sequence[Result], about: dict[str, Any]) -> st
             "",
         ]
     )
+
+
+def _data(about: dict[str, Any]) -> str:
+    """What was learned, of the first seed."""
+    data = about.get("data")
+    if not isinstance(data, dict):
+        return ""
+    kind = str(data["model"]).split("(")[0]
+    samples = (
+        f"{data['train_samples']:,} training samples on {about['devices']} devices, {data['test_samples']:,} to test on"
+    )
+    return f" ({samples}; {kind} with {data['parameters']:,} parameters; {about['rounds']} rounds)"
 
 
 def _finals(found: Sequence[Result]) -> list[str]:
@@ -127,4 +139,4 @@ def _made(study: Study, found: Sequence[Result], about: dict[str, Any]) -> str:
     if not isinstance(versions, dict):
         return f"{command}."
     known = ", ".join(f"{name} {value}" for name, value in versions.items())
-    return f"{command}, {about['rounds']} rounds, {about['wall_seconds']} s on {about['device']} ({known})."
+    return f"{command}, {about['wall_seconds']} s on {about['device']} ({known})."

@@ -49,8 +49,10 @@ class Plan:
         found = list(map(_result, arms, folders))
         results.write(self.results_of(study), found)
         versions = load_config(folders[0])["versions"]
+        task = runs[0].task.describe()
         about = {
-            "task": runs[0].task.name,
+            "task": task["name"],
+            "data": {name: task[name] for name in ("train_samples", "test_samples", "model", "parameters")},
             "devices": study.devices,
             "rounds": study.rounds,
             "device": describe(device_named(device)),
