@@ -28,8 +28,8 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 
 
 def test_rounds_close_at_the_normal_devices_pace_and_late_work_is_merged(trial: Trial) -> None:
-    trial.begin(0, 0, 0, 30, 45, 60)
-    trial.run(algorithm="hfl", rounds=7, devices=6)
+    trial.begin(0, 0, 0, 60, 70, 80)
+    trial.run(algorithm="hfl", rounds=9, devices=6)
     run = trial.wait()
     check_counted_once(run)
     assert all(arrival.is_merged for arrival in run.arrivals)
@@ -37,11 +37,11 @@ def test_rounds_close_at_the_normal_devices_pace_and_late_work_is_merged(trial: 
     for arrival in run.arrivals:
         version_then = sum(at <= arrival.arrived_at for at in made[1:])
         assert arrival.staleness in (version_then - arrival.version, version_then - arrival.version - 1)
-        assert (arrival.arrived_at - arrival.sent_at > 30) == (arrival.device >= 3)
+        assert (arrival.arrived_at - arrival.sent_at > 60) == (arrival.device >= 3)
         assert arrival.staleness == 0 or arrival.device >= 3
-    assert {arrival.device for arrival in run.arrivals if arrival.staleness >= 2} >= {3, 4}
+    assert {arrival.device for arrival in run.arrivals if arrival.staleness >= 2} >= {3}
     rounds = [after - before for before, after in itertools.pairwise(made[1:])]
-    assert max(rounds) < 30, "nobody waits for a straggler"
+    assert max(rounds) < 55, "nobody waits for a straggler"
 
 
 def test_a_straggler_killed_in_mid_training_comes_back(trial: Trial) -> None:
