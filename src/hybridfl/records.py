@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import tempfile
@@ -122,6 +123,11 @@ def check_folder(folder: Path, config: Config) -> None:
 def identity(config: Config) -> dict[str, Any]:
     """The part of a configuration that decides the results: all but the versions of the packages."""
     return {name: value for name, value in config.items() if name != "versions"}
+
+
+def fingerprint(config: Config) -> str:
+    """What tells a run's checkpoints from those of any other."""
+    return hashlib.blake2b(json.dumps(identity(config), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def setting(config: Config, with_seed: bool) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from hybridfl.errors import InputError
 from hybridfl.lockstep import Event
 from hybridfl.plan import Run, Stage
 from hybridfl.playing import Ended, Often, Savepoint
-from hybridfl.records import Arrival, Config, identity
+from hybridfl.records import Arrival, Config, fingerprint
 from hybridfl.run_folder import RunFolder
 from hybridfl.simulation import Traffic
 from hybridfl.tally import Snapshot, Tally
@@ -64,7 +62,7 @@ class FolderSaves:
         saved = self._saved[id(plan)]
         saved.stage = stage
         saved.began_at = time.monotonic()
-        found = checkpoints.newest(saved.files.checkpoints, run=_identity(plan.config()))
+        found = checkpoints.newest(saved.files.checkpoints, run=fingerprint(plan.config()))
         if found is None:
             saved.files.clear()
             return None
@@ -95,7 +93,7 @@ class FolderSaves:
         try:
             encoded = encode(savepoint, saved.stage.fleet, _classes(saved.stage))
             body = {
-                "run": _identity(plan.config()),
+                "run": fingerprint(plan.config()),
                 "versions": plan.config()["versions"],
                 "device": str(self._device),
                 "wall_seconds": round(saved.wall_seconds, 3),
@@ -115,10 +113,6 @@ class FolderSaves:
 
 def _classes(stage: Stage) -> dict[str, type]:
     return classes_of(stage.algorithm) | named([Savepoint, Traffic, Tally, Arrival])
-
-
-def _identity(config: Config) -> str:
-    return hashlib.blake2b(json.dumps(identity(config), sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def _check_versions(config: Config, then: dict[str, Any], device: str, device_then: str) -> None:

@@ -120,7 +120,7 @@ class TestRoster:
         assert (roster.names, roster.num_samples) == (("a", "b"), (6, 5))
         again = roster.with_enrolments([(13, Enrolment(10**9, "a"))])
         assert (again.names, again.num_samples) == (("a", "b"), (6, 5))
-        assert (again.node_of(0), again.device_of(12), again.device_of(11)) == (13, None, 1)
+        assert dict(again.nodes) == {13: 0, 11: 1}
 
     def test_it_survives_json(self) -> None:
         import json

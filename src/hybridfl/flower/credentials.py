@@ -15,8 +15,6 @@ from cryptography.x509.oid import NameOID
 
 from hybridfl.errors import InputError
 
-AUTHORITY, SERVER = "ca", "server"
-
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> list[Path]:
     """`ca.crt`, `server.crt` and `server.key`; the certificate is good for these names and addresses.

@@ -29,10 +29,6 @@ class Heard:
             if update.scores is not None:
                 self.scores[update.job.device] = update.scores
 
-    def copied(self) -> Heard:
-        """As it is now, whatever is heard later."""
-        return Heard(dict(self.losses), dict(self.scores))
-
 
 class Scoring:
     """train_loss = Σ n_i·ℓ_i/Σ n_i of the losses devices reported; test scores by the server, or Σ m_i·s_i/Σ m_i of theirs.

@@ -27,9 +27,6 @@ class Roster:
     def __len__(self) -> int:
         return len(self.names)
 
-    def device_of(self, node: int) -> int | None:
-        return dict(self.nodes).get(node)
-
     def node_of(self, device: int) -> int | None:
         return {place: node for node, place in self.nodes}.get(device)
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -19,7 +17,7 @@ from hybridfl.flower.heard import Heard
 from hybridfl.flower.journal import Entry, Journal
 from hybridfl.flower.roster import Roster
 from hybridfl.protocol import Fleet, Job, LocalScores, Outbox
-from hybridfl.records import Arrival, identity
+from hybridfl.records import Arrival, fingerprint
 from hybridfl.run_folder import RunFolder
 from hybridfl.tally import Tally
 
@@ -39,10 +37,6 @@ class Standing:
     due: float
     """From when on a record is made of the next version."""
 
-    def copied(self) -> Standing:
-        """As it is now, whatever is counted and heard later."""
-        return replace(self, tally=self.tally.copied(), heard=self.heard.copied())
-
 
 class Keeper:
     """Saves a deployment, and finds where to go on.
@@ -53,8 +47,7 @@ class Keeper:
     def __init__(self, deployment: Deployment, files: RunFolder, clock: Callable[[], float]) -> None:
         self._files, self._clock = files, clock
         self._classes = classes_of(deployment.guarded) | named([Standing, Tally, Arrival, Heard, LocalScores])
-        said = json.dumps(identity(deployment.config()), sort_keys=True)
-        self._run = hashlib.blake2b(said.encode(), digest_size=16).hexdigest()
+        self._run = fingerprint(deployment.config())
         self._found = checkpoints.newest(files.checkpoints, self._run)
         body = {} if self._found is None else self._found.body
         self.journal = Journal(files.folder / "journal", body.get("entries", 0))
