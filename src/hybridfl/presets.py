@@ -16,4 +16,5 @@ PRESETS: Mapping[str, Mapping[str, str | int | float]] = {
         "rounds": 200,
     },
 }
-"""`fashion-mnist`: HFL reaches the paper's accuracy there; found by `hybridfl reproduce search-fashion-mnist`."""
+"""`fashion-mnist`: HFL reaches the paper's accuracy there; `hybridfl reproduce search-fashion-mnist` finds nothing
+that is better by more than chance."""

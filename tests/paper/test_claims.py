@@ -2,12 +2,13 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from hybridfl.paper import search
 from hybridfl.paper.claims import CLAIMS, verdicts
 from hybridfl.paper.interval import Interval
 from hybridfl.paper.learning_curves import DRIFT, FEDAVG, FEDPROX, OURS, PRESET, PRINTED, SSGD_
 from hybridfl.paper.results import Result
 from hybridfl.paper.studies import STUDIES
-from hybridfl.paper.verdict import Book, Claim, above_zero, either, gain, is_best, reaches, ruling, shown_best
+from hybridfl.paper.verdict import Book, Claim, above_zero, either, gain, is_best, lead, reaches, ruling, shown_best
 
 
 def results(finals: Mapping[str, Sequence[float]], at: float | None = None) -> list[Result]:
@@ -58,6 +59,32 @@ def test_the_best_of_a_sweep_is_so_seed_by_seed() -> None:
 def test_gains_are_seed_by_seed_against_the_best_rival() -> None:
     found = gain(results({OURS: [0.5, 0.7], FEDAVG: [0.4, 0.6], FEDPROX: [0.1, 0.2]}), OURS, (FEDAVG, FEDPROX))
     assert (found.mean, found.half) == pytest.approx((0.1, 0.0))
+
+
+def test_leads_are_at_the_same_virtual_second() -> None:
+    def rival(label: str, seconds: tuple[float, ...], accuracy: tuple[float, ...]) -> Result:
+        return Result(label, 0, None, accuracy[-1], 1.0, 0.02, 0.01, (0, 1, 2), seconds, accuracy, (2.3, 1.5, 1.0))
+
+    ours = results({OURS: [0.5]})
+    exact = rival(FEDAVG, (0.0, 200.0, 2000.0), (0.1, 0.2, 0.7))
+    between = rival(FEDPROX, (0.0, 190.0, 2000.0), (0.1, 0.15, 0.3))
+    early = rival(FEDPROX, (0.0, 50.0, 100.0), (0.1, 0.15, 0.45))
+    assert lead([*ours, exact], OURS, (FEDAVG,)).mean == pytest.approx(0.3)
+    assert lead([*ours, exact, between], OURS, (FEDAVG, FEDPROX)).mean == pytest.approx(0.2), (
+        "the next point that was kept"
+    )
+    assert lead([*ours, early], OURS, (FEDPROX,)).mean == pytest.approx(0.05), "who has ended stays where it was"
+
+
+def test_the_search_says_its_grid_its_best_and_where_the_preset_stands() -> None:
+    best = search.label_of("drift control, trust 1", "cosine", 0.3, 5)
+    near = search.says(results({best: [0.85, 0.80], search.PRESET: [0.84, 0.81]}))
+    assert "2 settings" in near
+    assert f"Best is *{best}*. It is 0.0 ± 12.7 points above the preset" in near
+    assert "may be chance" in near
+    assert "2.0 ± 0.0 points" in (far := search.says(results({best: [0.85, 0.82], search.PRESET: [0.83, 0.80]})))
+    assert "more than chance" in far
+    assert "preset" not in search.says(results({best: [0.85]}))
 
 
 FINALS = {

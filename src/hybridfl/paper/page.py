@@ -95,6 +95,7 @@ def _section(study: Study, found: Sequence[Result], about: dict[str, Any]) -> st
             "",
             f"![{study.name}](figures/{study.name}.svg)",
             "",
+            *([study.says(found), ""] if study.says is not None else []),
             *(_finals(found) if found[0].at is None else []),
             _made(study, found, about),
             "",

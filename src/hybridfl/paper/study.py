@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridfl.comparison import slug
+from hybridfl.paper.results import Result
 from hybridfl.plan import Run
 from hybridfl.protocol import Algorithm
 from hybridfl.spelling import read_task
@@ -46,6 +47,8 @@ class Study:
     """Virtual seconds between two records: curves want all, final figures a few."""
     aside: Callable[[Study, Path | None], dict[str, Any]] | None = None
     """What is measured besides; it is kept with how the study was run."""
+    says: Callable[[Sequence[Result]], str] | None = None
+    """What its results come to, where no claim of the paper says it."""
     small_task: str = ""
     """The task of a quick look, if that must be smaller."""
     full: Study | None = None

@@ -136,3 +136,18 @@ def gain(results: Sequence[Result], label: str, rivals: Sequence[str]) -> Interv
 
     best = max(rivals, key=lambda rival: final(results, rival).mean)
     return Interval.of([accuracy(label, seed) - accuracy(best, seed) for seed in seeds])
+
+
+def lead(results: Sequence[Result], label: str, rivals: Sequence[str]) -> Interval:
+    """By how much an algorithm is more accurate at its end than the best of its rivals at that same virtual second."""
+    runs = {(result.label, result.seed): result for result in results}
+
+    def ahead(own: Result) -> float:
+        return own.accuracy[-1] - max(_accuracy_at(runs[rival, own.seed], own.seconds[-1]) for rival in rivals)
+
+    return Interval.of([ahead(own) for own in of(results, label)])
+
+
+def _accuracy_at(result: Result, second: float) -> float:
+    """Of the next model of which a point was kept, if not of that very second's: in favour of whom it is asked."""
+    return result.accuracy[min(int(np.searchsorted(result.seconds, second)), len(result.seconds) - 1)]
