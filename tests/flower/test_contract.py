@@ -18,7 +18,8 @@ from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.sampling import Everyone
 from hybridfl.flower.client import answering
-from hybridfl.flower.transport import FlowerTransport, Patience
+from hybridfl.flower.patience import Patience
+from hybridfl.flower.transport import FlowerTransport
 from hybridfl.flower.wire import Enrolment, enrolment_content, read_job, update_content
 from hybridfl.protocol import Algorithm, Job, Loss, Outbox, Transport, Work
 from hybridfl.run import run

@@ -16,8 +16,9 @@ from fakes import Towards
 from flower_link import Answer, Link, Node
 from hybridfl.errors import InputError
 from hybridfl.flower.client import answering
+from hybridfl.flower.patience import Patience
 from hybridfl.flower.roster import Roster
-from hybridfl.flower.transport import FlowerTransport, Patience
+from hybridfl.flower.transport import FlowerTransport
 from hybridfl.flower.wire import ENROL, Enrolment, enrolment_content, read_job, update_content
 from hybridfl.protocol import Inbox, Job, Outbox, Work
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hybridfl.algorithms.growing import Growing
 from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.errors import InputError, require_positive
-from hybridfl.flower.transport import Patience
+from hybridfl.flower.patience import Patience
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.plan import versions
 from hybridfl.protocol import Algorithm

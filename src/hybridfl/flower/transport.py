@@ -2,56 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from hybridfl.errors import InputError
+from hybridfl.flower.patience import Patience
+from hybridfl.flower.post import Failed, Post, content_of
+from hybridfl.flower.reception import Reception
 from hybridfl.flower.roster import Roster
-from hybridfl.flower.wire import ENROL, TRAIN, Enrolment, Unreadable, job_content, read_enrolment, read_update
+from hybridfl.flower.wire import ENROL, TRAIN, Unreadable, job_content, read_update
 from hybridfl.protocol import Fleet, Inbox, Job, Lost, Outbox, Update
-
-log = logging.getLogger("flwr.hybridfl")
-
-REASONS = {
-    1: "its app cannot be loaded",
-    2: "its app failed",
-    3: "no such message any more",
-    4: "no answer in time",
-    5: "its node is gone",
-    6: "its app refused",
-    7: "its app is not the server's",
-    8: "its app crashed",
-}
-"""What Flower's error codes say of a job."""
-FAULTS = frozenset({2, 6, 8})
-"""Those that are the device's own doing."""
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How a transport waits. All in seconds.
-
-    A message lives for `job`, answer included. A node that has been offline for `node` has lost its job, and so has one that
-    was away, is back, and was found idle `restart` ago. `enrol`: how long a node may take to say who it is before it is asked
-    again. `poll`: between two looks; often, since what a node has sent can only be fetched while it is online. `margin`: a node
-    that Flower would give up sooner than this is left alone.
-    """
-
-    job: float = 43_200.0
-    node: float = 600.0
-    restart: float = 5.0
-    enrol: float = 300.0
-    poll: float = 0.5
-    margin: float = 2.0
 
 
 @dataclass(eq=False)
@@ -68,23 +35,14 @@ class _Sent:
     """When that was answered."""
 
 
-@dataclass(frozen=True)
-class _Node:
-    """What Flower says of a node that is online."""
-
-    online_until: float
-    activated_at: str
-
-
 class FlowerTransport:
     """Jobs to nodes and their updates back, one job a device at a time; devices may join, leave and come back.
 
-    Flower deletes what an offline node has sent, if one asks for it: so only nodes that are online, and stay so for a moment,
-    are asked. Its errors name no job: that table is kept here. An answer that is no update, or an error of the device's own
-    making, is a lost job that counts as a fault; what a node's absence costs is not.
+    Flower's errors name no job: that table is kept here. An answer that is no update, or an error of the device's own making,
+    is a lost job that counts as a fault; what a node's absence costs is not. Its `Reception` sees to who belongs to the fleet.
 
-    Every node is asked who it is when it is first seen. `roster` is who was there before, `now` the clock's reading to go on
-    from. `online` and `fleet` change between two calls of `receive` only: a step sees one of each.
+    `roster` is who was there before, `now` the clock's reading to go on from. `online_devices` and `fleet` change inside
+    `receive` only: a step of the algorithm sees one of each.
     """
 
     def __init__(
@@ -101,16 +59,11 @@ class FlowerTransport:
         self.roster = roster
         self.online_devices: frozenset[int] = frozenset()
         self.is_online = self._is_online  # one object for all fleets: a saved state is told apart from it by identity
-        self._grid, self._seed, self._with_scores, self._patience = grid, seed, with_scores, patience
+        self._seed, self._with_scores, self._patience = seed, with_scores, patience
         self._clock, self._sleep = clock, sleep
         self._started_at = clock() - now
-        self._nodes: dict[int, _Node] = {}
-        self._asked: dict[str, tuple[int, float]] = {}
-        """Enrolments asked for: (node, when) by message id."""
-        self._answered_already: set[int] = set()
-        """Nodes that have said who they are, or have been asked and gave no sensible answer."""
-        self._waiting: dict[int, Enrolment] = {}
-        """What nodes said that are not in the roster, by node."""
+        self._post = Post(grid, patience)
+        self._reception = Reception(self._post, patience, clock)
         self._sent: dict[str, _Sent] = {}
         self._undelivered: list[Lost] = []
         self._wake_at: float | None = None
@@ -140,16 +93,15 @@ class FlowerTransport:
             self._join()
 
     def enrol(self, at_least: int, seconds: float = math.inf) -> None:
-        """Wait until so many devices belong to the fleet."""
-        until, enrolments = self.now + seconds, list[tuple[int, Enrolment]]()
+        """Wait until so many devices belong to the fleet, and whoever else was seen has answered."""
+        until = self.now + seconds
         while True:
             self._look()
-            enrolments += self._answered({each.name for _, each in enrolments})
-            if len(self.roster) + len(enrolments) >= at_least and not self._asked:
-                self._enter(enrolments)  # all at once: their places go by their names, not by who was quickest
+            found = len(self._reception.admitted(self.roster))
+            if found >= at_least and not self._reception.is_asking:
+                self._join()
                 return
             if self.now >= until:
-                found = len(self.roster) + len(enrolments)
                 raise InputError(
                     f"{found} devices of the {at_least} wanted have enrolled within {seconds:g} s: start more SuperNodes, ask "
                     "for fewer, or wait longer."
@@ -164,25 +116,19 @@ class FlowerTransport:
         for job in outbox.jobs:
             if job.device in busy:
                 raise RuntimeError(f"Device {job.device} is busy.")
-        for job in outbox.jobs:  # one by one: Flower leaves out ids of what it cannot deliver
+        for job in outbox.jobs:
             self._push(job)
 
     def _push(self, job: Job) -> None:
         node = self.roster.node_of(job.device)
-        if node is None or node not in self._nodes:
+        if node is None or node not in self._post.nodes:
             self._undelivered.append(Lost(job, "its node is offline"))
             return
-        content = job_content(job, self._seed, self._with_scores)
-        ids = self._push_message(content, node, TRAIN)
-        if ids is None:
+        message_id = self._post.push(job_content(job, self._seed, self._with_scores), node, TRAIN)
+        if message_id is None:
             self._undelivered.append(Lost(job, "Flower does not know its node"))
         else:
-            self._sent[ids] = _Sent(job, node, self._nodes[node].activated_at)
-
-    def _push_message(self, content: RecordDict, node: int, kind: str) -> str | None:
-        message = Message(content, node, kind, ttl=self._patience.job)
-        ids = list(self._grid.push_messages([message]))
-        return ids[0] or None if ids else None
+            self._sent[message_id] = _Sent(job, node, self._post.nodes[node].activated_at)
 
     def receive(self) -> Inbox:
         before = self.online_devices
@@ -210,71 +156,31 @@ class FlowerTransport:
 
     def _look(self) -> None:
         """Who is online; whoever is new is asked who they are."""
-        self._nodes = {
-            node.node_id: _Node(float(node.online_until), str(node.last_activated_at))
-            for node in self._grid.get_nodes()
-        }
-        known = {node for node, _ in self.roster.nodes} | {node for node, _ in self._asked.values()}
-        for node in sorted(self._nodes.keys() - known - self._answered_already):
-            if (message_id := self._push_message(RecordDict(), node, ENROL)) is not None:
-                self._asked[message_id] = node, self.now
-        self._set_online()
+        self._post.look()
+        self._reception.ask(self.roster)
+        self.online_devices = self._online_of(self.roster)
 
-    def _set_online(self) -> None:
-        self.online_devices = frozenset(device for node, device in self.roster.nodes if node in self._nodes)
+    def _online_of(self, roster: Roster) -> frozenset[int]:
+        return frozenset(device for node, device in roster.nodes if node in self._post.nodes)
 
     def _join(self) -> frozenset[int]:
         """Whoever has said who they are belongs to the fleet from now on; these are the new devices."""
         before = len(self.roster)
-        self._enter(self._answered(set()))
-        return frozenset(range(before, len(self.roster)))
-
-    def _enter(self, enrolments: Iterable[tuple[int, Enrolment]]) -> None:
-        if enrolments:
-            self.roster = self.roster.with_enrolments(enrolments)
-            self._fleet = self._fleet_of(self.roster)
-            self._set_online()
-
-    def _answered(self, others: AbstractSet[str]) -> list[tuple[int, Enrolment]]:
-        """Who has said who they are, and may be it; `others` are names that are about to be taken.
-
-        Whoever has the name of one who is online waits until that one is gone: Flower takes a minute to notice that a node has
-        died, and this may be the same device again.
-        """
-        for message_id, reply in self._pull({each: node for each, (node, _) in self._asked.items()}).items():
-            node, _ = self._asked.pop(message_id)
-            self._answered_already.add(node)
-            try:
-                self._waiting[node] = read_enrolment(_content(reply))
-            except Unreadable as error:
-                log.warning("Node %s does not enrol: %s", node, error)
-                continue
-            if self._is_taken(self._waiting[node].name, node):
-                log.warning("Node %s says it is '%s', who is online: it has to wait.", node, self._waiting[node].name)
-        for message_id, (node, asked_at) in list(self._asked.items()):
-            if node not in self._nodes or self.now > asked_at + self._patience.enrol:
-                del self._asked[message_id]  # asked again when it is seen again
-        enrolments: dict[str, tuple[int, Enrolment]] = {}
-        for node, enrolment in list(self._waiting.items()):
-            name = enrolment.name or f"node-{node}"
-            if node in self._nodes and name not in enrolments.keys() | others and not self._is_taken(name, node):
-                enrolments[name] = node, self._waiting.pop(node)
-        return list(enrolments.values())
-
-    def _is_taken(self, name: str, node: int) -> bool:
-        holder = self.roster.node_of(self.roster.names.index(name)) if name in self.roster.names else None
-        return holder is not None and holder != node and holder in self._nodes
+        roster = self._reception.admit(self.roster)
+        if roster != self.roster:
+            self.recall(roster, self._online_of(roster))
+        return frozenset(range(before, len(roster)))
 
     def _arrived(self) -> tuple[list[Update], list[Lost]]:
         lost, self._undelivered = self._undelivered, []
         updates: list[Update] = []
-        replies = self._pull({message_id: sent.node for message_id, sent in self._sent.items()})
+        replies = self._post.pull({message_id: sent.node for message_id, sent in self._sent.items()})
         for message_id, reply in replies.items():
             job = self._sent.pop(message_id).job
             try:
-                updates.append(read_update(job, _content(reply)))
-            except _Failed as failure:
-                lost.append(Lost(job, str(failure), failure.code in FAULTS))
+                updates.append(read_update(job, content_of(reply)))
+            except Failed as failure:
+                lost.append(Lost(job, str(failure), failure.is_fault))
             except Unreadable as error:
                 lost.append(Lost(job, str(error), is_fault=True))
         self._probe()
@@ -286,7 +192,7 @@ class FlowerTransport:
 
     def _given_up(self, sent: _Sent) -> str | None:
         """Why a job's answer is not waited for any more; None if it is."""
-        node = self._nodes.get(sent.node)
+        node = self._post.nodes.get(sent.node)
         if self.roster.node_of(sent.job.device) != sent.node:
             return "its device came back as another node"
         sent.offline_since = None if node is not None else sent.offline_since or self.now
@@ -299,22 +205,13 @@ class FlowerTransport:
     def _probe(self) -> None:
         """Who was away may have been restarted, and would never answer; or its link was cut, and it is still at work."""
         for sent in self._sent.values():
-            node = self._nodes.get(sent.node)
+            node = self._post.nodes.get(sent.node)
             if node is not None and node.activated_at != sent.activated_at:
                 sent.activated_at, sent.idle_since = node.activated_at, None
-                sent.probe = self._push_message(RecordDict(), sent.node, ENROL)
+                sent.probe = self._post.push(RecordDict(), sent.node, ENROL)
         asked = {sent.probe: sent for sent in self._sent.values() if sent.probe is not None}
-        for message_id in self._pull({probe: sent.node for probe, sent in asked.items()}):
+        for message_id in self._post.pull({probe: sent.node for probe, sent in asked.items()}):
             asked[message_id].probe, asked[message_id].idle_since = None, self.now
-
-    def _pull(self, wanted: dict[str, int]) -> dict[str, Message]:
-        """What has come of these messages, by their ids. Nodes that are, or are about to be, offline are not asked."""
-        soon = time.time() + self._patience.margin
-        ids = [each for each, node in wanted.items() if node in self._nodes and self._nodes[node].online_until > soon]
-        if not ids:
-            return {}
-        replies = {reply.metadata.reply_to_message_id: reply for reply in self._grid.pull_messages(ids)}
-        return {message_id: reply for message_id, reply in replies.items() if message_id in wanted}
 
     def _fleet_of(self, roster: Roster) -> Fleet:
         return Fleet(
@@ -323,19 +220,3 @@ class FlowerTransport:
 
     def _is_online(self, devices: NDArray[np.int64], now: float) -> NDArray[np.bool_]:
         return np.array([device in self.online_devices for device in devices.tolist()], dtype=bool)
-
-
-class _Failed(Unreadable):
-    """An error came back instead of an answer."""
-
-    def __init__(self, code: int, reason: str) -> None:
-        super().__init__(f"{REASONS.get(code, f'error {code}')}{f': {reason}' if code in FAULTS and reason else ''}")
-        self.code = code
-
-
-def _content(reply: Message) -> RecordDict:
-    if reply.has_error():
-        raise _Failed(
-            reply.error.code, (reply.error.reason or "").strip().splitlines()[0][:200] if reply.error.reason else ""
-        )
-    return reply.content
