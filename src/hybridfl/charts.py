@@ -16,12 +16,22 @@ from hybridfl.summary import Floats, by_label, held, is_bound, tail_mean
 Axis = Literal["seconds", "version"]
 Quantity = Literal["test_accuracy", "test_loss", "train_loss"]
 
-AXES: dict[Axis, str] = {"seconds": "virtual seconds", "version": "version"}
 QUANTITIES: dict[Quantity, str] = {
     "test_accuracy": "test accuracy",
     "test_loss": "test loss",
     "train_loss": "train loss",
 }
+
+
+def seconds_of(runs: Sequence[SavedRun]) -> str:
+    """What a run's seconds are called."""
+    return "seconds" if all(run.is_deployed for run in runs) else "virtual seconds"
+
+
+def axes_of(runs: Sequence[SavedRun]) -> dict[Axis, str]:
+    """What a curve is drawn against, and what that is called."""
+    return {"seconds": seconds_of(runs), "version": "version"}
+
 
 VERMILLION = "#D55E00"
 RIVALS = ("#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")

@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from hybridfl import charts
-from hybridfl.charts import AXES, QUANTITIES, Axis, Quantity
+from hybridfl.charts import QUANTITIES, Axis, Quantity
 from hybridfl.records import SavedRun
 from hybridfl.summary import Floats, by_label
 
@@ -55,7 +55,7 @@ class Panel:
 
 def panels(runs: Sequence[SavedRun], target: float) -> list[Panel]:
     """All panels of the page; one without figures has nothing to show."""
-    groups, end = by_label(runs), charts.timeline_end(runs)
+    groups, end, axes = by_label(runs), charts.timeline_end(runs), charts.axes_of(runs)
     seeds = max(len(group) for group in groups.values())
     band = " The line is the mean over seeds, the band reaches from the least to the greatest." if seeds > 1 else ""
     keys = {str(place): label for place, label in enumerate(charts.looks(runs)) if groups[label][0].arrivals}
@@ -68,9 +68,9 @@ def panels(runs: Sequence[SavedRun], target: float) -> list[Panel]:
             {
                 f"{quantity} {axis}": curves_figure(runs, axis, quantity, target)
                 for quantity in QUANTITIES
-                for axis in AXES
+                for axis in axes
             },
-            (Control("show", QUANTITIES), Control("against", AXES)),
+            (Control("show", QUANTITIES), Control("against", axes)),
             {"band": "spread over seeds"} if seeds > 1 else {},
         ),
         Panel(
@@ -88,7 +88,7 @@ def panels(runs: Sequence[SavedRun], target: float) -> list[Panel]:
         Panel(
             "timeline",
             "What the devices do",
-            f"The first {end:.3g} virtual seconds of the first seed: a bar is a job, from sending the "
+            f"The first {end:.3g} {charts.seconds_of(runs)} of the first seed: a bar is a job, from sending the "
             f"weights until the update arrives. At most {charts.MOST_DEVICES} devices are shown, evenly spread from the "
             "fastest to the slowest.",
             {key: timeline_figure(groups[label][0], end) for key, label in keys.items()},
@@ -128,7 +128,7 @@ def curves_figure(runs: Sequence[SavedRun], axis: Axis, quantity: Quantity, targ
         )
     layout = _layout(
         height=480,
-        xaxis={"title": {"text": AXES[axis]}, "uirevision": axis, **X_AXES[axis]},
+        xaxis={"title": {"text": charts.axes_of(runs)[axis]}, "uirevision": axis, **X_AXES[axis]},
         yaxis={
             "title": {"text": QUANTITIES[quantity]},
             "uirevision": quantity,
@@ -275,7 +275,7 @@ def timeline_figure(run: SavedRun, end: float) -> Figure:
     names = [f"{device} · {seconds:.3g} s" for device, seconds in zip(shown.devices, shown.seconds, strict=True)]
     layout = _layout(
         height=130 + 20 * len(shown.devices),
-        xaxis={"title": {"text": "virtual seconds"}, "range": [0, end], "showgrid": False},
+        xaxis={"title": {"text": charts.seconds_of([run])}, "range": [0, end], "showgrid": False},
         yaxis={**_rows(names), "title": {"text": "device · seconds a job"}, "showgrid": False},
         hovermode="closest",
         barmode="overlay",

@@ -65,7 +65,7 @@ def write_figures(runs: Sequence[SavedRun], folder: Path) -> list[Path]:
 
 
 def accuracy_time(runs: Sequence[SavedRun]) -> Figure:
-    """Test accuracy against virtual seconds."""
+    """Test accuracy against time."""
     return _curves(runs, "seconds", ["test_accuracy"])
 
 
@@ -76,7 +76,7 @@ def accuracy_version(runs: Sequence[SavedRun]) -> Figure | None:
 
 
 def loss_time(runs: Sequence[SavedRun]) -> Figure:
-    """Train and test loss against virtual seconds, side by side."""
+    """Train and test loss against time, side by side."""
     return _curves(runs, "seconds", ["train_loss", "test_loss"])
 
 
@@ -164,7 +164,7 @@ def timeline(runs: Sequence[SavedRun]) -> Figure | None:
     axes.set_yticks(range(len(shown.devices)), [str(device) for device in shown.devices], fontsize=5.5)
     axes.tick_params(axis="y", length=0)
     axes.set_ylabel("device, the fastest first")
-    axes.set_xlabel("virtual seconds")
+    axes.set_xlabel(charts.seconds_of(runs))
     axes.set_title(_text(run.label), loc="left")
     if most > 0:
         key = figure.colorbar(colours, ax=axes, fraction=0.03, pad=0.01, ticks=MaxNLocator(5, integer=True))
@@ -200,7 +200,7 @@ def _curves(runs: Sequence[SavedRun], axis: Axis, quantities: Sequence[Quantity]
         for place, (label, look) in enumerate(looks.items()):
             _draw(axes, by_algorithm[label].corners(), look, zorder=3 - place / len(looks))
         axes.margins(x=0)
-        axes.set_xlabel(charts.AXES[axis])
+        axes.set_xlabel(charts.axes_of(runs)[axis])
         axes.set_ylabel(charts.QUANTITIES[quantity])
         if axis == "version":
             axes.set_xscale("log")

@@ -73,6 +73,10 @@ class Arrival:
 Config = Mapping[str, Any]
 
 
+DEPLOYED = "Flower"
+"""What a deployment's `run.json` says in the place of a simulated fleet."""
+
+
 @dataclass(frozen=True, eq=False)
 class SavedRun:
     """A run read back from its folder."""
@@ -88,6 +92,11 @@ class SavedRun:
     @property
     def seed(self) -> int:
         return int(self.config["seed"])
+
+    @property
+    def is_deployed(self) -> bool:
+        """On real machines: its seconds are the wall's."""
+        return bool(self.config["timing"] == DEPLOYED)
 
 
 def check_apart(names: Sequence[str], folders: Sequence[Path]) -> None:

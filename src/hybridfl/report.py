@@ -76,7 +76,7 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
         headline=headline(runs, rows, goal),
         warnings="\n".join(f'<p class="warning">{escape(line)}</p>' for line in cut_off(runs)),
         table=_table(runs, rows),
-        legend=_legend(goal, is_default=goal == default_target(runs)),
+        legend=_legend(runs, goal, is_default=goal == default_target(runs)),
         sections="\n".join(_section(panel) for panel in shown),
         faults=fault_section(runs),
         configuration=_configuration(runs),
@@ -94,7 +94,7 @@ def headline(runs: Sequence[SavedRun], rows: Sequence[Row], target: float) -> st
     return " ".join(
         [
             _accuracy_sentence(hero, rivals, len(groups[hero.algorithm])),
-            *_target_sentence(hero, target),
+            *_target_sentence(hero, target, charts.seconds_of(runs)),
             *_straggler_sentence(hero, rivals),
             *(
                 f"With all the data in one place, {_name(row)} reaches {percent(row.test_accuracy)}: the upper bound."
@@ -114,13 +114,13 @@ def _accuracy_sentence(hero: Row, rivals: Sequence[Row], seeds: int) -> str:
     return f"{ends}, {place} {_name(rivals[0])} at {_accuracy(rivals[0])}."
 
 
-def _target_sentence(hero: Row, target: float) -> Iterable[str]:
+def _target_sentence(hero: Row, target: float, seconds: str) -> Iterable[str]:
     if math.isnan(target):
         return
     if math.isnan(hero.seconds_to_target):
         yield f"It does not reach the target of {percent(target)}."
         return
-    reaches = f"It reaches the target of {percent(target)} after {hero.seconds_to_target:.1f} virtual seconds"
+    reaches = f"It reaches the target of {percent(target)} after {hero.seconds_to_target:.1f} {seconds}"
     if math.isfinite(hero.speedup_bound):
         yield f"{reaches}; FedAvg does not, in a run {_times(hero.speedup_bound)} as long."
     elif math.isfinite(hero.speedup) and hero.speedup != 1:
@@ -147,7 +147,7 @@ def cut_off(runs: Sequence[SavedRun]) -> list[str]:
             continue
         if seconds is not None and last.seconds < (1 - TAIL) * seconds:
             lines.append(
-                f"{run.label}, seed {run.seed}: no record after {last.seconds:g} of {seconds:g} virtual seconds."
+                f"{run.label}, seed {run.seed}: no record after {last.seconds:g} of {seconds:g} {charts.seconds_of([run])}."
             )
         elif seconds is None and rounds is not None:
             lines.append(f"{run.label}, seed {run.seed}: no record after version {last.version} of {rounds}.")
@@ -176,7 +176,7 @@ def _table(runs: Sequence[SavedRun], rows: Sequence[Row]) -> str:
     heads = (
         "algorithm",
         "final test accuracy",
-        "virtual seconds to target",
+        f"{charts.seconds_of(runs)} to target",
         "speed-up over FedAvg",
         "accuracy on stragglers' data",
         "updates discarded",
@@ -212,10 +212,10 @@ def _discarded(row: Row, group: Sequence[SavedRun]) -> str:
     return f"{row.discarded:,.0f}{share}"
 
 
-def _legend(target: float, is_default: bool) -> str:
+def _legend(runs: Sequence[SavedRun], target: float, is_default: bool) -> str:
     origin = "95 % of the best final accuracy of a federated algorithm" if is_default else "as given"
     lines = [
-        f"Final: the mean over the last {100 * TAIL:.0f} % of a run's virtual time, then over seeds; "
+        f"Final: the mean over the last {100 * TAIL:.0f} % of a run's {charts.seconds_of(runs)}, then over seeds; "
         "± is the standard deviation over seeds.",
         f"The target is a test accuracy of {percent(target)}, {origin}; {NOTHING} where the mean over seeds never reaches it."
         if math.isfinite(target)
@@ -223,6 +223,11 @@ def _legend(target: float, is_default: bool) -> str:
         "Speed-up: FedAvg's seconds to the target over the algorithm's; &gt; where FedAvg never reaches it, and its whole "
         "run counts instead. Discarded: updates that arrived and were thrown away, a run.",
     ]
+    if any(run.is_deployed and not run.config["task"]["test_samples"] for run in runs):
+        lines.append(
+            "The server had no test set: test scores are what devices said of the models they were sent, each device's last, "
+            "on samples they hold out. Devices that have not answered yet have no part in them."
+        )
     return " ".join(lines)
 
 

@@ -8,13 +8,10 @@ from pathlib import Path
 from hybridfl.algorithms.local_work import FullWork
 from hybridfl.errors import InputError
 from hybridfl.plan import Run
-from hybridfl.records import Config, check_folder, load_config
+from hybridfl.records import DEPLOYED, Config, check_folder, load_config
 from hybridfl.run_folder import RUN
 from hybridfl.spelling import read_algorithm, read_fleet, read_guard, read_task
 from hybridfl.task import Task
-
-DEPLOYED = "Flower"
-"""What a deployment's `run.json` says in the place of a simulated fleet."""
 
 
 def planned(folder: Path, data_dir: Path | None = None) -> dict[Path, Run]:

@@ -28,6 +28,7 @@ from hybridfl.flower.wire import TRAIN, read_job
 from hybridfl.protocol import Algorithm, Job
 from hybridfl.protocol import Fleet as KnownFleet
 from hybridfl.records import load
+from hybridfl.report import render
 from hybridfl.resuming import planned
 from hybridfl.run import run
 from hybridfl.simulation import Simulation
@@ -102,6 +103,15 @@ class TestWhatItLeaves:
         assert max(arrival.staleness for arrival in late) >= 2
         assert {arrival.staleness for arrival in arrivals if arrival.device < 3} == {0}
         assert load(tmp_path).records[-1].seconds < 3.7 * 10 / 2
+
+    def test_the_report_speaks_of_real_seconds_and_says_whose_scores_they_are(self, tmp_path: Path) -> None:
+        test = TASK.test.take(torch.from_numpy(TASK.test.index))
+        for name, held in {"devices": None, "server": test}.items():
+            Fleet().serve(deployment(tmp_path / name, test=held))
+            text = render([load(tmp_path / name)])
+            assert "virtual seconds" not in text
+            assert "seconds to target" in text
+            assert ("what devices said of the models" in text) == (name == "devices")
 
     def test_the_server_scores_where_it_has_a_test_set(self, tmp_path: Path) -> None:
         test = TASK.test.take(torch.from_numpy(TASK.test.index))

@@ -16,8 +16,7 @@ from hybridfl.flower.patience import Patience
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.plan import versions
 from hybridfl.protocol import Algorithm
-from hybridfl.records import Config
-from hybridfl.resuming import DEPLOYED
+from hybridfl.records import DEPLOYED, Config
 from hybridfl.training import check_trainable
 from hybridfl.vectors import flatten
 
