@@ -19,7 +19,7 @@ from hybridfl.flower.standing import Keeper, Standing
 from hybridfl.flower.transport import FlowerTransport
 from hybridfl.folder_lock import locked
 from hybridfl.protocol import Update
-from hybridfl.records import check_folder
+from hybridfl.records import Record, check_folder
 from hybridfl.run import Moment, run
 from hybridfl.run_folder import RunFolder
 from hybridfl.tally import Draft, Tally, models_in
@@ -68,19 +68,8 @@ def serve(
         def record(draft: Draft, heard: Heard) -> None:
             snapshot = draft.scored(scoring(draft.weights, heard, transport.fleet))
             files.write(snapshot.record, snapshot.arrivals)
-            said = snapshot.record
             log.info(
-                "version %d after %.1f s: accuracy %.1f %%, test loss %.3f, %d merged, %d refused, %d lost, %d of %d online",
-                *(
-                    said.version,
-                    said.seconds,
-                    100 * said.test_accuracy,
-                    said.test_loss,
-                    said.merged,
-                    said.refused,
-                    said.lost,
-                ),
-                *(len(transport.online_devices), len(transport.roster)),
+                "%s, %d of %d online", _said(snapshot.record), len(transport.online_devices), len(transport.roster)
             )
 
         standing = keeper.standing(transport.fleet)
@@ -133,6 +122,15 @@ def _play(
             now_standing = Standing(state, moment.outbox, jobs, tally, heard, due)
             keeper.save(now_standing, transport.fleet, transport.roster, now)
     return moment.state.weights
+
+
+def _said(record: Record) -> str:
+    """What is known of a version, in a line."""
+    scores = f"accuracy {record.test_accuracy:.1%}, test loss {record.test_loss:.3f}, "
+    return (
+        f"version {record.version} after {record.seconds:.1f} s: {'' if math.isnan(record.test_loss) else scores}"
+        f"{record.merged} merged, {record.refused} refused, {record.lost} lost"
+    )
 
 
 def _is_last(deployment: Deployment, moment: Moment[Any]) -> bool:
