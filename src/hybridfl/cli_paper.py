@@ -45,7 +45,9 @@ def reproduce(
     known = {study.name: study for study in STUDIES}
     for name in names:
         if name not in (*known, "all", "page"):
-            raise InputError(f"Unknown study '{name}'.{nearest(name, known)} `hybridfl reproduce list` names them all.")
+            begin = [each for each in known if each.startswith(name)]
+            hint = f" These begin so: {', '.join(begin)}." if begin else nearest(name, known)
+            raise InputError(f"Unknown study '{name}'.{hint} `hybridfl reproduce list` names them all.")
     if quick and full:
         raise InputError("--quick and --full exclude each other.")
     if seeds is not None and seeds < 1:
@@ -54,7 +56,7 @@ def reproduce(
     if chosen:
         sized = [study.quick() if quick else study.at_full_size() if full else study for study in chosen]
         plan = Plan([replace(study, seeds=seeds or study.seeds) for study in sized], out, data_dir)
-        plan.check()
+        plan.check(device)
         try:
             reproduce(plan, device, quiet)
         except KeyboardInterrupt:

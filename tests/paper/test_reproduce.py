@@ -1,10 +1,12 @@
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.comparison import slug
@@ -15,9 +17,10 @@ from hybridfl.paper.page import write_page
 from hybridfl.paper.reproduce import Plan, reproduce
 from hybridfl.paper.results import Result, distilled
 from hybridfl.paper.studies import STUDIES
-from hybridfl.paper.study import Arm, Study, find, folder_of
+from hybridfl.paper.study import Arm, Study, folder_of
 from hybridfl.records import load
 
+NAMED = {study.name: study for study in STUDIES}
 SYNTHETIC = [study for study in STUDIES if study.task.startswith("synthetic")]
 
 
@@ -44,16 +47,13 @@ def test_every_figure_of_the_paper_has_its_study() -> None:
 
 
 def test_a_quick_look_has_ends_and_middle_of_a_sweep_and_all_of_a_short_list() -> None:
-    sweep = find(STUDIES, "fig4-max-delay-fashion-mnist")
-    assert sweep is not None
-    assert {arm.at for arm in sweep.quick().arms} == {10, 60, 100}
+    assert {arm.at for arm in NAMED["fig4-max-delay-fashion-mnist"].quick().arms} == {10, 60, 100}
     assert CURVES[0].quick().arms == CURVES[0].arms
-    assert len(find(STUDIES, "ablation-synthetic-1-1").quick().arms) == 10  # type: ignore[union-attr]
+    assert len(NAMED["ablation-synthetic-1-1"].quick().arms) == 10
 
 
 def test_the_papers_size_is_one_flag_away() -> None:
-    shakespeare = find(STUDIES, "fig5-shakespeare")
-    assert shakespeare is not None
+    shakespeare = NAMED["fig5-shakespeare"]
     full = shakespeare.at_full_size()
     assert (full.name, full.task, full.rounds) == ("fig5-shakespeare", "shakespeare-paper", 200)
     assert "Cosine(initial=1.0, versions=200)" in repr(full.arms)
@@ -94,7 +94,7 @@ def test_the_page_is_made_of_results_alone(played: Plan, tmp_path: Path) -> None
         assert f"![{name}](figures/{name}.svg)" in whole
         assert (played.out / "figures" / f"{name}.svg").stat().st_size > 10_000
     assert "A quick look" in whole
-    assert "Not run: fig2-fashion-mnist" in whole
+    assert "Not run" not in whole, "of such runs no claim is judged"
     (tmp_path / "results").mkdir()
     for path in (played.out / "results").iterdir():
         (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
@@ -112,12 +112,43 @@ def test_a_run_that_diverged_is_kept_as_json_and_read_back(tmp_path: Path) -> No
 
 
 def test_what_is_done_is_not_run_again(played: Plan) -> None:
-    before = {path: path.stat().st_mtime_ns for path in played.out.rglob("records.jsonl")}
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in played.out.rglob("*.json*")}
+
+    before = written()
     reproduce(played, "cpu", quiet=True)
-    assert {path: path.stat().st_mtime_ns for path in played.out.rglob("records.jsonl")} == before
+    assert written() == before, "nor measured again, nor said to have been run elsewhere"
 
 
-def test_missing_data_are_named_before_anything_is_run(tmp_path: Path) -> None:
+def test_fewer_seeds_are_other_results(played: Plan, tmp_path: Path) -> None:
+    shutil.copytree(played.out, tmp_path, dirs_exist_ok=True)
+    fewer = Plan([replace(played.studies[0], seeds=1)], tmp_path)
+    reproduce(fewer, "cpu", quiet=True)
+    assert {row.seed for row in results.read(fewer.results_of(fewer.studies[0]))} == {0}
+
+
+def test_a_study_killed_while_it_measures_is_not_on_the_page_and_goes_on(played: Plan, tmp_path: Path) -> None:
+    shutil.copytree(played.out, tmp_path, dirs_exist_ok=True)
+    plan = Plan([study for study in played.studies if study.name.startswith("convergence")], tmp_path)
+    (study,) = plan.studies
+    plan.about(study).unlink()
+    assert study.name not in write_page(tmp_path, STUDIES).read_text()
+    plan.results_of(study).unlink()
+    reproduce(plan, "cpu", quiet=True)
+    assert f"figures/{study.name}.svg" in write_page(tmp_path, STUDIES).read_text()
+
+
+def test_what_was_left_out_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    row = Result("HFL", 0, 0.5, 0.1, 2.3, 0.0, 0.0, (0, 1), (0.0, 1.0), (0.1, 0.1), (2.3, 2.3))
+    results.write(tmp_path / "results" / "straggler-share-synthetic-1-1.jsonl", [row])
+    assert "Not run: fig2-fashion-mnist" in write_page(tmp_path, STUDIES).read_text()
+
+
+def test_missing_data_or_devices_are_named_before_anything_is_run(tmp_path: Path) -> None:
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="cuda"):
+            Plan(SYNTHETIC, tmp_path).check("cuda")
     with pytest.raises(InputError, match="hybridfl data fetch fashion-mnist"):
         Plan(STUDIES, tmp_path / "out", data_dir=tmp_path).check()
     assert not (tmp_path / "out").exists()
@@ -129,6 +160,9 @@ def test_no_results_are_one_line(tmp_path: Path) -> None:
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "fig3-lambda.jsonl").write_text("{]\n")
     with pytest.raises(InputError, match=r"fig3-lambda.jsonl' cannot be read"):
+        write_page(tmp_path, STUDIES)
+    (tmp_path / "results" / "fig3-lambda.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"cannot be read .* \(it is empty\)"):
         write_page(tmp_path, STUDIES)
 
 

@@ -10,7 +10,7 @@ from hybridfl.evaluation import Evaluation, ModuleForward
 from hybridfl.losses import cross_entropy
 from hybridfl.models import LogisticRegression
 from hybridfl.paper import theory
-from hybridfl.paper.theory import Constants, Problem, Rate
+from hybridfl.paper.theory import Constants, Problem
 from hybridfl.vectors import flatten
 
 TINY = Problem.of(
@@ -99,6 +99,11 @@ def test_the_first_bound_by_hand() -> None:
     assert CONSTANTS.convex_bound(np.array([10.0])).tolist() == pytest.approx([high + low])
 
 
+def test_the_first_theorems_condition_by_hand() -> None:
+    """B⁴·Ψ1·Ψ2 = 2.56; t = 10: 2/(0.25·10·2.56)."""
+    assert CONSTANTS.convex_rate(np.array([10.0])).tolist() == pytest.approx([2 / 6.4])
+
+
 def test_the_second_bound_by_hand() -> None:
     """B1 = 2⁴·0.2·0.8 = 2.56: 3/(100·0.1·2.56); its rate: (2/2)·√(0.2·2.56/0.8) = 0.8."""
     assert CONSTANTS.non_convex_bound(3.0, 0.1, np.array([100.0])).tolist() == pytest.approx([3 / 25.6])
@@ -116,5 +121,6 @@ def test_what_the_taylor_step_leaves_out_by_hand() -> None:
 
 def test_a_rate_is_found_again() -> None:
     versions = np.arange(1.0, 200.0)
-    assert Rate.fitted(versions, 7.0 / (versions + 10) ** 0.7, 10).exponent == pytest.approx(0.7)
-    assert math.isnan(Rate.fitted(np.arange(4.0), np.ones(4), 10).exponent)
+    assert theory.exponent(versions, 7.0 / (versions + 10) ** 0.7, 10) == pytest.approx(0.7)
+    assert theory.exponent(np.arange(50.0), np.r_[1.0, 3.0 / np.arange(1.0, 50.0)], 0) == pytest.approx(1.0)
+    assert math.isnan(theory.exponent(np.arange(4.0), np.ones(4), 10))

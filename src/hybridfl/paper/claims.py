@@ -1,4 +1,4 @@
-"""What becomes of the paper's claims, in its order."""
+"""What becomes of the paper's claims."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ CLAIMS = (*learning_curves.CLAIMS, *lambda_0.CLAIMS, *max_delay.CLAIMS, *converg
 
 
 def verdicts(book: Book) -> list[Verdict]:
-    """All claims, in the order of the paper."""
+    """All claims, figure family by figure family."""
     return [claim.verdict(book) for claim in CLAIMS]

@@ -18,6 +18,7 @@ from hybridfl.paper import ablation, convergence, lambda_0, learning_curves, sea
 from hybridfl.paper.interval import Interval
 from hybridfl.paper.results import Result, labels, of
 from hybridfl.paper.study import Study
+from hybridfl.paper.verdict import DRIFT, OURS, PRINTED, final
 from hybridfl.plots import NO_DATES, STYLE, TWO_COLUMNS
 from hybridfl.summary import Floats, held
 
@@ -38,9 +39,9 @@ class Look:
 LOOKS = {
     learning_curves.SSGD_: Look(GREY, ":"),
     learning_curves.PRESET: Look("#7A0177", "-", 1.6),
-    learning_curves.DRIFT: Look("#CC79A7", "-", 1.4, 0.15),
-    learning_curves.OURS: Look(VERMILLION, "-", 1.6, 0.15),
-    learning_curves.PRINTED: Look(VERMILLION, "--"),
+    DRIFT: Look("#CC79A7", "-", 1.4, 0.15),
+    OURS: Look(VERMILLION, "-", 1.6, 0.15),
+    PRINTED: Look(VERMILLION, "--"),
     learning_curves.FEDAVG: Look("#0072B2", band=0.1),
     learning_curves.UNIFORM: Look("#0072B2", "--"),
     learning_curves.FEDPROX: Look("#009E73"),
@@ -160,6 +161,7 @@ def sweep(results: Sequence[Result], axis: str, series: Callable[[str], str] = s
         if axis.startswith("share"):
             axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     _percent(panels[0])
+    panels[0].set_ylim(bottom=max(0.0, panels[0].get_ylim()[0]))
     panels[0].set_ylabel("final test accuracy")
     panels[1].set_ylabel("final training loss")
     _log_loss(panels[1])
@@ -170,13 +172,12 @@ def sweep(results: Sequence[Result], axis: str, series: Callable[[str], str] = s
 def corrections(results: Sequence[Result]) -> Figure:
     """Final accuracy by correction, with the memory and with arrivals only, for both schedules.
 
-    What diverged is named at the edge: drawn to scale, it would leave no room for the rest. Intervals are of differences: how
-    hard a seed's data are for all is taken out first.
+    Means with 95 % intervals over seeds. What diverged is named at the edge: to scale, it would leave no room for the rest.
     """
     figure = Figure(figsize=(TWO_COLUMNS, 3.4), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True, sharey=True)
     names = list(dict.fromkeys(_correction(label) for label in labels(results)))
-    found = {label: _beside_others(results, label) for label in labels(results)}
+    found = {label: final(results, label) for label in labels(results)}
     left = min((each.mean for each in found.values() if each.mean > FAILED), default=FAILED) - 0.05
     for axes, schedule, title in zip(
         panels, ablation.SCHEDULES, ("η_t = 0.1/(1 + t)", "η_t = 0.1/√(1 + t)"), strict=True
@@ -205,16 +206,6 @@ def corrections(results: Sequence[Result]) -> Figure:
         axes.set_xlabel("final test accuracy")
     _legend(figure, panels[0], columns=2)
     return figure
-
-
-def _beside_others(results: Sequence[Result], label: str) -> Interval:
-    """The mean, and the interval of what is left when a seed's mean over all labels is taken out (Cousineau, 2005)."""
-    seeds = {result.seed for result in results}
-    of_seed = {
-        seed: float(np.nanmean([each.final_accuracy for each in results if each.seed == seed])) for seed in seeds
-    }
-    everybody = float(np.mean(list(of_seed.values())))
-    return Interval.of([each.final_accuracy - of_seed[each.seed] + everybody for each in of(results, label)])
 
 
 def _correction(label: str) -> str:
@@ -255,15 +246,15 @@ def theorems(results: Sequence[Result], aside: Mapping[str, Any]) -> Figure:
             line: dict[str, Any] = {"color": look.colour, "linestyle": look.dash, "linewidth": 0.8}
             gaps = convergence.gaps(result.loss, seed)
             rate.plot(after, gaps, label=label if place == 0 else None, **line)
-            if label == learning_curves.OURS:
+            if label == OURS:
                 first.plot(after, gaps, **line)
-                bound = convergence.constants_of(seed).convex_bound(np.array(result.versions, dtype=np.float64))
+                bound = convergence.first_bound(seed, label, np.array(result.versions, dtype=np.float64))
                 first.plot(after, bound, color=GREY, linewidth=0.8)
     start = rate.get_ylim()[1]
     span = np.array([convergence.MAX_DELAY, max(result.versions[-1] for result in results) + convergence.MAX_DELAY])
     rate.plot(span, start * span[0] / span, color="black", linestyle=":", linewidth=0.8, label="∝ 1/(t + τ)")
     for seed in seeds:
-        rounds, least, bound = convergence.squared_gradients(seed)
+        rounds, least, bound = convergence.squared_gradients(seed, OURS)
         second.plot(rounds, least, color=VERMILLION, linewidth=0.8)
         second.plot(rounds, bound, color=GREY, linewidth=0.8)
     for axes in (rate, first, second):
@@ -277,7 +268,7 @@ def theorems(results: Sequence[Result], aside: Mapping[str, Any]) -> Figure:
     first.set_xlabel("t + τ")
     first.set_title("HFL's, and Theorem 1's bound (grey)", loc="left", fontsize=7)
     second.set_xlabel("T")
-    second.set_title("min ‖∇F‖², and Theorem 2's (grey)", loc="left", fontsize=7)
+    second.set_title("HFL's min ‖∇F‖², and Theorem 2's (grey)", loc="left", fontsize=7)
     _legend(figure, rate, columns=4)
     return figure
 

@@ -33,8 +33,11 @@ class Interval:
     def high(self) -> float:
         return self.mean + self.half
 
+    def shown(self, digits: int) -> str:
+        """`0.38 ± 0.14`."""
+        spread = f" ± {self.half:.{digits}f}" if math.isfinite(self.half) else ""
+        return f"{round(self.mean, digits) + 0.0:.{digits}f}{spread}"  # + 0.0: no -0.0
+
     def percent(self) -> str:
         """`83.4 ± 0.3`, in percent."""
-        return (
-            f"{100 * self.mean:.1f} ± {100 * self.half:.1f}" if math.isfinite(self.half) else f"{100 * self.mean:.1f}"
-        )
+        return Interval(100 * self.mean, 100 * self.half).shown(1)

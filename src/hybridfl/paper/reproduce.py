@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from hybridfl.checkpoints import write_aside
 from hybridfl.data.store import DATA_SETS, locate
 from hybridfl.engines import device_named
 from hybridfl.experiment import save_all
@@ -34,8 +35,13 @@ class Plan:
     def results_of(self, study: Study) -> Path:
         return self.out / "results" / f"{study.name}.jsonl"
 
-    def check(self) -> None:
-        """Raise `InputError` if data are missing, before anything is run."""
+    def about(self, study: Study) -> Path:
+        """How it was run."""
+        return self.results_of(study).with_suffix(".about.json")
+
+    def check(self, device: str = "auto") -> None:
+        """Raise `InputError` if data or the device are missing, before anything is run."""
+        device_named(device)
         for task in dict.fromkeys(study.task.split("(")[0] for study in self.studies):
             if (name := task.removesuffix("-paper")) in DATA_SETS:
                 locate(name, self.data_dir)
@@ -45,9 +51,11 @@ class Plan:
         started = time.perf_counter()
         arms, runs = zip(*study.runs(self.data_dir), strict=True)
         folders = [folder_of(self.out, run) for run in runs]
+        is_done = self._is_done(study, folders)
         yield from save_all(runs, folders, device)
+        if is_done:
+            return
         found = list(map(_result, arms, folders))
-        results.write(self.results_of(study), found)
         versions = load_config(folders[0])["versions"]
         task = runs[0].task.describe()
         about = {
@@ -62,7 +70,17 @@ class Plan:
             about["aside"] = study.aside(study, self.data_dir)
         earlier = max(result.wall_seconds for result in found)  # of what was interrupted, all of it
         about["wall_seconds"] = round(max(time.perf_counter() - started, earlier))
-        self.results_of(study).with_suffix(".about.json").write_text(json.dumps(about, indent=2) + "\n")
+        # The results come last: where they are, all is.
+        self.about(study).parent.mkdir(parents=True, exist_ok=True)
+        write_aside(self.about(study), (json.dumps(about, indent=2) + "\n").encode())
+        results.write(self.results_of(study), found)
+
+    def _is_done(self, study: Study, folders: Sequence[Path]) -> bool:
+        """Whether its runs have ended and their results, of these arms and seeds, are written."""
+        if not all((folder / FINISHED).exists() for folder in folders) or not self.results_of(study).exists():
+            return False
+        written = {(result.label, result.at, result.seed) for result in results.read(self.results_of(study))}
+        return written == {(arm.label, arm.at, seed) for arm in study.arms for seed in range(study.seeds)}
 
 
 def describe(device: torch.device) -> str:
@@ -100,12 +118,9 @@ class PlanDisplay:
         self.progress.update(self._all, completed=self._done)
 
 
-def reproduce(
-    plan: Plan, device: str = "auto", quiet: bool = False, each: Callable[[Study], None] = lambda study: None
-) -> None:
-    """Run all studies of a plan; `each` is told of every one that is done."""
+def reproduce(plan: Plan, device: str = "auto", quiet: bool = False) -> None:
+    """Run all studies of a plan."""
     display = PlanDisplay(plan, quiet)
     with display.progress:
         for study in plan.studies:
             display.follow(study, plan.play(study, device))
-            each(study)

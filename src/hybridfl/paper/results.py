@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridfl.checkpoints import write_aside
 from hybridfl.errors import InputError
 from hybridfl.records import Record, SavedRun
 from hybridfl.summary import tail_mean
@@ -65,13 +66,17 @@ def distilled(run: SavedRun, at: float | None, wall_seconds: float) -> Result:
 def write(path: Path, results: Iterable[Result]) -> None:
     """One line a run, in the order of labels' first appearance and of seeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(_row(result), separators=(",", ":")) + "\n" for result in results))
+    lines = [json.dumps(_row(result), separators=(",", ":")) + "\n" for result in results]
+    write_aside(path, "".join(lines).encode())
 
 
 def read(path: Path) -> list[Result]:
     """The results of a study."""
     try:
-        return [_result(json.loads(line)) for line in path.read_text().splitlines()]
+        found = [_result(json.loads(line)) for line in path.read_text().splitlines()]
+        if not found:
+            raise ValueError("it is empty")
+        return found
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"'{path}' cannot be read as results of `hybridfl reproduce` ({error}).") from None
 

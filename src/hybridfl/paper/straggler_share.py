@@ -6,8 +6,9 @@ from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.sampling import Everyone
-from hybridfl.paper.learning_curves import DRIFT, FEDBUFF, OURS, PRINTED
+from hybridfl.paper.learning_curves import FEDBUFF
 from hybridfl.paper.study import Arm, Study
+from hybridfl.paper.verdict import DRIFT, OURS, PRINTED
 
 SHARES = tuple(round(0.1 * k, 1) for k in range(10))
 EVERYONE = "FedAvg with everyone"

@@ -47,6 +47,8 @@ class Study:
     """Virtual seconds between two records: curves want all, final figures a few."""
     aside: Callable[[Study, Path | None], dict[str, Any]] | None = None
     """What is measured besides; it is kept with how the study was run."""
+    setting: str = ""
+    """How devices train, if not as in the paper."""
     says: Callable[[Sequence[Result]], str] | None = None
     """What its results come to, where no claim of the paper says it."""
     small_task: str = ""
@@ -96,8 +98,3 @@ def folder_of(out: Path, run: Run) -> Path:
     assert isinstance(run.timing, PaperDelays)
     fleet = f"{run.timing.stragglers:.0%} slow, up to {run.timing.max_delay}, every {run.evaluate_every:g} s"
     return out / "runs" / slug(run.task.name) / slug(fleet) / slug(run.name) / f"seed-{run.seed}"
-
-
-def find(studies: Sequence[Study], name: str) -> Study | None:
-    """The study of that name."""
-    return next((study for study in studies if study.name == name), None)

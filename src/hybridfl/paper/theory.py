@@ -127,7 +127,7 @@ class Constants:
     gradient: float
     """G: the longest accumulated gradient that a device sent."""
     stochastic: float
-    """σ: √ of the mean square of a minibatch's gradient, the greatest over devices and versions."""
+    """σ: the longest gradient of a minibatch, of one drawn a device and version."""
     dissimilarity: float
     """B: √(Σ p_i‖∇F_i(w_t)‖²)/‖∇F(w_t)‖, the greatest over versions."""
     normal_share: float
@@ -147,6 +147,10 @@ class Constants:
         cubed, squared = self.smooth**3, self.gradient**2
         high = self.taylor * cubed * self.delay**2 * squared * self.stochastic**2 / (self.mu**6 * after**2 * b2)
         return high + cubed * squared / (2 * after * self.mu**4 * b2)
+
+    def convex_rate(self, versions: Floats) -> Floats:
+        """η_t ≤ L/(μ²·t·B⁴·Ψ1·Ψ2), Theorem 1's condition for it."""
+        return np.asarray(self.smooth / (self.mu**2 * versions * self._b1))
 
     def non_convex_bound(self, gap: float, rate: float, rounds: Floats) -> Floats:
         """(F(w_0) − F*)/(T·η·B1),  B1 = B⁴·Ψ1·Ψ2   (Theorem 2)."""
@@ -173,7 +177,7 @@ def dissimilarity(problem: Problem, models: Sequence[Floats]) -> float:
 
 
 def stochastic(problem: Problem, models: Sequence[Floats], batch_size: int, draw: np.random.Generator) -> float:
-    """σ: one minibatch of each device at each model."""
+    """σ: the longest gradient of one minibatch of each device at each model."""
     lengths = [
         float(np.linalg.norm(problem.gradient(weights, draw.permutation(rows)[:batch_size])))
         for weights in models
@@ -198,17 +202,12 @@ def _remainders(problem: Problem, models: Sequence[Floats], delay: int) -> Itera
             yield 2 * float(np.linalg.norm(after - before - before * float(before @ moved))) / length
 
 
-@dataclass(frozen=True)
-class Rate:
-    """log(F(w_t) − F*) ≈ a − exponent·log(t + τ), by least squares."""
+def exponent(versions: Floats, gaps: Floats, delay: float) -> float:
+    """α in log(gap) ≈ a − α·log(t + τ), by least squares.
 
-    exponent: float
-
-    @classmethod
-    def fitted(cls, versions: Floats, gaps: Floats, delay: float) -> Rate:
-        """Over versions from τ on: before, not every device has been heard from. NaN of fewer than three."""
-        use = (versions >= delay) & (gaps > 0)
-        if use.sum() < 3:
-            return cls(math.nan)
-        slope = np.polyfit(np.log(versions[use] + delay), np.log(gaps[use]), 1)[0]
-        return cls(-float(slope))
+    Over versions from τ on: before, not every device has been heard from. NaN of fewer than three.
+    """
+    use = (versions >= max(delay, 1.0)) & (gaps > 0)
+    if use.sum() < 3:
+        return math.nan
+    return -float(np.polyfit(np.log(versions[use] + delay), np.log(gaps[use]), 1)[0])
