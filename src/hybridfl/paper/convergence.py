@@ -48,7 +48,7 @@ def _measured(study: Study, seed: int, data_dir: Path | None) -> dict[str, Any]:
     return {
         "minimum": lowest.value,
         "certified": lowest.certified,
-        "start": problem.value_and_gradient(flatten(task.model).double().numpy(), problem.everything)[0],
+        "start": problem.value_and_gradient(flatten(task.model).double().numpy(), theory.EVERYTHING)[0],
         "falling": {
             PRINTED: _falling(problem, task, HFL.as_printed(local=FALLING), study.rounds, seed),
             OURS: _falling(problem, task, HFL(local=FALLING), study.rounds, seed),
@@ -68,7 +68,7 @@ def _falling(problem: Problem, task: Task, algorithm: HFL, rounds: int, seed: in
 def _constant(problem: Problem, task: Task, algorithm: HFL, rounds: int, seed: int) -> dict[str, Any]:
     plan = Run(task, algorithm, PaperDelays(0.9, MAX_DELAY), rounds=rounds, seed=seed)
     models, longest = _followed(plan)
-    slopes = [problem.gradient(weights, problem.everything) for weights in models]
+    slopes = [problem.gradient(weights, theory.EVERYTHING) for weights in models]
     squares = np.minimum.accumulate([float(slope @ slope) for slope in slopes])
     return {
         "constants": asdict(_constants(problem, plan, models, longest)),

@@ -10,8 +10,9 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from hybridfl.charts import GREY, VERMILLION
 from hybridfl.paper import ablation, convergence, lambda_0, learning_curves, search
@@ -159,7 +160,7 @@ def sweep(results: Sequence[Result], axis: str, series: Callable[[str], str] = s
             )
         axes.set_xlabel(axis)
         if axis.startswith("share"):
-            axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+            _whole_percents(axes.xaxis)
     _percent(panels[0])
     panels[0].set_ylim(bottom=max(0.0, panels[0].get_ylim()[0]))
     panels[0].set_ylabel("final test accuracy")
@@ -202,7 +203,7 @@ def corrections(results: Sequence[Result]) -> Figure:
         axes.set_yticks(range(len(names)), names)
         axes.set_ylim(len(names) - 0.5, -0.5)
         axes.grid(axis="y", linewidth=0.3, color="0.85")
-        axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+        _whole_percents(axes.xaxis)
         axes.set_xlabel("final test accuracy")
     _legend(figure, panels[0], columns=2)
     return figure
@@ -228,7 +229,7 @@ def grid(results: Sequence[Result]) -> Figure:
     axes.set_yticks(range(len(variants)), variants)
     axes.set_ylim(len(variants) - 0.5, -0.5)
     axes.grid(axis="y", linewidth=0.3, color="0.85")
-    axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    _whole_percents(axes.xaxis)
     axes.set_xlabel("final accuracy on held-out training images, mean over seeds; a dot a setting of η_0 and E")
     _legend(figure, axes, columns=3)
     return figure
@@ -274,7 +275,12 @@ def theorems(results: Sequence[Result], aside: Mapping[str, Any]) -> Figure:
 
 
 def _percent(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    _whole_percents(axes.yaxis)
+
+
+def _whole_percents(axis: Axis) -> None:
+    axis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
+    axis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
 
 
 def _log_loss(axes: Axes) -> None:

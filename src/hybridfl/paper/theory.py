@@ -17,6 +17,8 @@ from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 
 Floats = NDArray[np.float64]
+Rows = slice | NDArray[np.int64]
+EVERYTHING = slice(None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,36 +28,31 @@ class Problem:
     inputs: Floats
     """[samples, features + 1]: the last column is 1, for b."""
     targets: NDArray[np.int64]
-    devices: tuple[NDArray[np.int64], ...]
-    """Which samples each device holds."""
+    devices: tuple[slice, ...]
+    """Which samples each device holds: they stand device by device, and all of them are some device's."""
     classes: int
     l2: float
 
     @classmethod
     def of(cls, samples: Samples, classes: int, l2: float) -> Problem:
         flat = samples.inputs.flatten(1).double().numpy() * (1.0 if samples.scale is None else samples.scale)
-        rows = [
-            samples.index[first:last] for first, last in zip(samples.offsets[:-1], samples.offsets[1:], strict=True)
-        ]
+        order = samples.index[samples.offsets[0] : samples.offsets[-1]]
+        starts = (samples.offsets - samples.offsets[0]).tolist()
         return cls(
-            np.concatenate([flat, np.ones((len(flat), 1))], axis=1),
-            samples.targets.numpy().astype(np.int64),
-            tuple(rows),
+            np.concatenate([flat, np.ones((len(flat), 1))], axis=1)[order],
+            samples.targets.numpy().astype(np.int64)[order],
+            tuple(map(slice, starts[:-1], starts[1:])),
             classes,
             l2,
         )
 
     @property
-    def everything(self) -> NDArray[np.int64]:
-        return np.concatenate(self.devices)
-
-    @property
     def shares(self) -> Floats:
         """p_i."""
-        counts = np.array([len(rows) for rows in self.devices], dtype=np.float64)
+        counts = np.array([rows.stop - rows.start for rows in self.devices], dtype=np.float64)
         return np.asarray(counts / counts.sum())
 
-    def value_and_gradient(self, weights: Floats, rows: NDArray[np.int64]) -> tuple[float, Floats]:
+    def value_and_gradient(self, weights: Floats, rows: Rows) -> tuple[float, Floats]:
         """The mean over these samples, and the L2 term."""
         x, y = self.inputs[rows], self.targets[rows]
         features = x.shape[1] - 1
@@ -72,7 +69,7 @@ class Problem:
         slopes = x.T @ residuals / len(y)
         return value, np.concatenate([slopes[:-1].T.ravel(), slopes[-1]]) + 2 * self.l2 * weights
 
-    def gradient(self, weights: Floats, rows: NDArray[np.int64]) -> Floats:
+    def gradient(self, weights: Floats, rows: Rows) -> Floats:
         return self.value_and_gradient(weights, rows)[1]
 
 
@@ -87,19 +84,19 @@ class Optimum:
 
 def optimum(problem: Problem, goal: float = 1e-10) -> Optimum:
     """By L-BFGS, until F(w) − F* ≤ `goal` for certain."""
-    rows, mu = problem.everything, convexity(problem.l2)
+    mu = convexity(problem.l2)
     weights = np.zeros(problem.classes * problem.inputs.shape[1])
     gtol = math.sqrt(2 * mu * goal / len(weights))  # of the largest component, so ‖∇F‖² ≤ 2μ·goal
     for _ in range(20):
         found = minimize(  # type: ignore[call-overload]  # its stubs take whole numbers for options, or floats
-            lambda w: problem.value_and_gradient(w, rows),
+            lambda w: problem.value_and_gradient(w, EVERYTHING),
             weights,
             jac=True,
             method="L-BFGS-B",
             options={"maxiter": 20_000, "maxfun": 40_000, "maxcor": 30, "gtol": gtol, "ftol": 0.0},
         )
         weights = np.asarray(found.x, dtype=np.float64)
-        value, slope = problem.value_and_gradient(weights, rows)
+        value, slope = problem.value_and_gradient(weights, EVERYTHING)
         certified = float(slope @ slope) / (2 * mu)
         if certified <= goal:
             return Optimum(weights, value, certified)
@@ -113,7 +110,7 @@ def convexity(l2: float) -> float:
 
 def smoothness(problem: Problem) -> float:
     """L = ½·λ_max(XᵀX/N) + 2ε: the Hessian of a sample's cross-entropy is (diag(p) − p·pᵀ) ⊗ x·xᵀ, and diag(p) − p·pᵀ ≤ ½."""
-    x = problem.inputs[problem.everything]
+    x = problem.inputs
     return 0.5 * float(np.linalg.eigvalsh(x.T @ x / len(x))[-1]) + 2 * problem.l2
 
 
@@ -179,7 +176,11 @@ def dissimilarity(problem: Problem, models: Sequence[Floats]) -> float:
 def stochastic(problem: Problem, models: Sequence[Floats], batch_size: int, draw: np.random.Generator) -> float:
     """σ: the longest gradient of one minibatch of each device at each model."""
     lengths = [
-        float(np.linalg.norm(problem.gradient(weights, draw.permutation(rows)[:batch_size])))
+        float(
+            np.linalg.norm(
+                problem.gradient(weights, rows.start + draw.permutation(rows.stop - rows.start)[:batch_size])
+            )
+        )
         for weights in models
         for rows in problem.devices
     ]
