@@ -138,6 +138,7 @@ STUDIES = tuple(
         task,
         (Arm(OURS, HFL()), Arm(PRINTED, HFL.as_printed()), Arm(DRIFT, HFL.drift_controlled())),
         aside=measured,
+        small_task=f"synthetic-crowd{task.removeprefix('synthetic')[:-1]}, kinds=20, samples=50)",
     )
     for name, task in (("synthetic-0-0", "synthetic(0, 0)"), ("synthetic-1-1", "synthetic(1, 1)"))
 )
