@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hybridfl.paper.figures import save
 from hybridfl.paper.interval import Interval
 from hybridfl.paper.results import Result, labels, of
 from hybridfl.paper.study import Study
-from hybridfl.paper.verdict import Book, Verdict
+from hybridfl.paper.verdict import Book, Ruling, Verdict
 
 NAME = "README.md"
 MOST_ROWS = 12
@@ -104,9 +105,18 @@ def _table(rows: Sequence[Verdict]) -> str:
         said = row.judgement
         texts = (said.printed.text, said.ours.text, said.drift.text, f"**{said.ruling}**", said.why)
         lines.append(f"| {' | '.join((row.claim, row.paper, *texts))} |")
-    return "\n".join(lines) + "\n"
+    counts = Counter(row.judgement.ruling for row in rows)
+    total = ", ".join(f"{counts[ruling]} {words}" for ruling, words in RULINGS.items() if counts[ruling])
+    return "\n".join([f"Of {len(rows)} claims {total}.", "", *lines, ""])
 
 
+RULINGS: dict[Ruling, str] = {
+    "holds": "hold as they stand",
+    "holds for our reading": "hold for our reading",
+    "holds with drift control": "hold with drift control",
+    "does not hold": "do not hold",
+    "cannot tell": "cannot be told",
+}
 SIZES = {
     "fig2-fashion-mnist": ("Fashion-MNIST", 70_000),
     "fig2-synthetic-0-0": ("Synthetic(0,0)", 42_522),
