@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from hybridfl.flower.local_fleet import LocalFleet
+from hybridfl.flower.local_fleet import LocalFleet, answers
 from hybridfl.records import Arrival, SavedRun, load
 from hybridfl.run_folder import FINISHED
 
 APP = Path(__file__).parents[1] / "examples" / "flower"
-_PORTS = itertools.count(21_000 + 1_000 * (os.getpid() % 20), 200)
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORTS = itertools.count(12_000 + 6_000 * WORKER, 200)
+"""Below those that the system gives to whoever asks for any."""
 Values = dict[str, str | int | float]
 
 
@@ -23,7 +25,7 @@ class Trial:
     """A fleet, and a run on it. `app` is what runs, `out` where it writes."""
 
     def __init__(self, folder: Path) -> None:
-        self.fleet = LocalFleet(folder / "fleet", next(_PORTS)).__enter__()
+        self.fleet = LocalFleet(folder / "fleet", next(port for port in _PORTS if not answers(port))).__enter__()
         self.out = folder / "out"
         self.app = APP
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -94,6 +95,11 @@ def local(
 
     if slow > devices:
         raise InputError(f"--slow {slow} of --devices {devices}: at most all of them can be slow.")
+    for ending in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # SIGINT too: a shell that starts programs in the background ignores it
+        signal.signal(ending, signal.default_int_handler)
     with LocalFleet(folder, port) as fleet:
         fleet.superlink()
         name = fleet.configure()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from flower_trial import APP
+from flower_trial import APP, WORKER
 from hybridfl.flower.local_fleet import descendants
 from hybridfl.records import load
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.flower
 ROOT = Path(__file__).parents[2]
 INSTALLS = re.compile(r"^(apt-get|python3 -m venv|pip) ")
 STAYS = re.compile(r"^(flower-|nginx )")
-PORT = 11_000 + 300 * (os.getpid() % 30)
+PORT = 30_000 + 300 * WORKER
 
 
 def commands(section: str) -> list[str]:
@@ -116,28 +116,39 @@ def test_four_machines_with_tls_keys_and_a_proxy(shell: Shell) -> None:
     assert "Flower" in report
 
 
-def test_a_fleet_on_one_machine(shell: Shell) -> None:
-    start, run, report = commands("On one machine first")
-    with (shell.folder / "local.log").open("wb") as log:
+@contextlib.contextmanager
+def local_fleet(shell: Shell, command: str, ending: signal.Signals) -> Iterator[None]:
+    """While it runs; it ends when it is told to, and leaves nothing."""
+    port, said = PORT + 100, shell.folder / "local.log"
+    with said.open("wb") as log:
         fleet = subprocess.Popen(
-            [*shlex.split(start.replace("--slow-seconds 30", "--slow-seconds 20")), "--port", str(PORT + 100)],
+            [*shlex.split(command), "--port", str(port)],
             cwd=shell.folder,
             executable=Path(sys.executable).with_name("hybridfl"),
             stdout=log,
             stderr=log,
         )
     try:
-        shell.wait_for(PORT + 100)
-        said = shell.folder / "local.log"
         while "Ctrl-C ends it" not in said.read_text():
             assert fleet.poll() is None, said.read_text()
             time.sleep(0.2)
-        shell.run(run)
-        shell.run(report)
+        yield
     finally:
-        fleet.send_signal(signal.SIGINT)
+        fleet.send_signal(ending)
         assert fleet.wait(20) == 0
     assert "Stopping" in said.read_text()
-    assert (shell.folder / "results" / "flower" / "report.html").exists()
-    left = subprocess.run(["pgrep", "-f", f"flower-super.*{PORT + 100}"], capture_output=True, text=True, check=False)
+    left = subprocess.run(["pgrep", "-f", f"flower-super.*{port}"], capture_output=True, text=True, check=False)
     assert left.stdout == "", "nothing is left running"
+
+
+def test_a_fleet_on_one_machine(shell: Shell) -> None:
+    start, run, report = commands("On one machine first")
+    with local_fleet(shell, start.replace("--slow-seconds 30", "--slow-seconds 20"), signal.SIGINT):
+        shell.run(run)
+        shell.run(report)
+    assert (shell.folder / "results" / "flower" / "report.html").exists()
+
+
+def test_a_fleet_that_is_terminated_leaves_nothing(shell: Shell) -> None:
+    with local_fleet(shell, "hybridfl deploy local --devices 1", signal.SIGTERM):
+        pass
