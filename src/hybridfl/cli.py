@@ -53,7 +53,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Federated learning that neither waits for slow devices nor throws their work away.\n\n"
-    "Everything runs in virtual time, on this machine; the same seed gives the same numbers.",
+    "Runs are simulated in virtual time, on this machine; the same seed gives the same numbers. `deploy` is for real fleets.",
 )
 
 app.add_typer(cli_data.app, name="data")
