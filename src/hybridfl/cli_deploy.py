@@ -20,7 +20,7 @@ def certificates(
     host: Annotated[
         list[str], typer.Option("--host", help="A name or address of the server; give it for each there is.")
     ] = ["localhost", "127.0.0.1"],  # noqa: B006 - typer copies it
-    days: Annotated[int, typer.Option(help="How long they are good for.")] = 825,
+    days: Annotated[int, typer.Option(min=1, help="How long they are good for.")] = 825,
 ) -> None:
     """Make an authority and a server's certificate, for TLS between devices and server.
 
@@ -40,6 +40,7 @@ def keys(
     folder: Annotated[Path, typer.Argument(help="Where the keys are written.")],
     count: Annotated[int, typer.Option(min=1, help="How many devices.")] = 1,
     prefix: Annotated[str, typer.Option(help="What they are called, before their number.")] = "device-",
+    first: Annotated[int, typer.Option(min=0, help="The first one's number, to add devices later.")] = 0,
 ) -> None:
     """Make a key pair for every device, with which it proves who it is.
 
@@ -50,7 +51,7 @@ def keys(
     _require_flower()
     from hybridfl.flower.credentials import make_keys
 
-    for path in make_keys(folder, [f"{prefix}{number}" for number in range(count)]):
+    for path in make_keys(folder, [f"{prefix}{number}" for number in range(first, first + count)]):
         typer.echo(f"{path} {path}.pub")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import shutil
 import ssl
 import subprocess
@@ -9,7 +11,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
 from flower_trial import Trial
@@ -59,10 +60,17 @@ class Guarded(Trial):
         options += ["--auth-supernode-private-key", str(self.keys / key)] if key else []
         self.node(number, 5, {}, *options)
 
-    def post(self, path: str, port: int) -> int:
+    def post(self, path: str, port: int, body: bytes = b"") -> int:
+        """Byte for byte: httpx would resolve the dots of a path."""
         context = ssl.create_default_context(cafile=str(self.certificates / "ca.crt"))
-        headers = {"Content-Type": "application/protobuf"}
-        return httpx.post(f"https://127.0.0.1:{port}{path}", verify=context, headers=headers, timeout=20).status_code
+        with contextlib.closing(
+            http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=20)
+        ) as connection:
+            connection.putrequest("POST", path)
+            connection.putheader("Content-Type", "application/protobuf")
+            connection.putheader("Content-Length", str(len(body)))
+            connection.endheaders(body)
+            return connection.getresponse().status
 
 
 @pytest.fixture(scope="module")
@@ -91,10 +99,10 @@ def test_registered_devices_train_through_the_proxy_and_nobody_else_is_let_in(
     assert {arrival.device for arrival in run.arrivals} == {0, 1}
     assert all(arrival.is_merged for arrival in run.arrivals)
     time.sleep(5)
-    for number, said in ((2, "CERTIFICATE_VERIFY_FAILED"), (3, ""), (4, "")):
-        log = guarded.log(f"node-{number}")
-        assert said in log
-        assert "Received" not in log, "no message of a run has reached it"
+    assert "CERTIFICATE_VERIFY_FAILED" in guarded.log("node-2")
+    assert "Received" in guarded.log("node-0")
+    for number in (2, 3, 4):
+        assert "Received" not in guarded.log(f"node-{number}"), "no message of a run has reached it"
     listed = guarded.fleet.flwr("supernode", "list", "local-fleet", "--format", "json").stdout
     assert listed.count('"online"') == 2, listed
 
@@ -107,6 +115,9 @@ def test_registered_devices_train_through_the_proxy_and_nobody_else_is_let_in(
         "/v1/runtime/push-messages",
         "/docs",
         "/v1/fleet/%2e%2e/control/list-runs",
+        "/v1/fleet/../control/list-runs",
+        "/v1/control/list-runs%3f/../../fleet/x",
+        "//v1/control/list-runs",
     ],
 )
 def test_control_and_runtime_paths_are_refused_by_the_proxy(guarded: Guarded, path: str) -> None:
@@ -121,6 +132,11 @@ def test_without_the_proxy_they_would_be_served(guarded: Guarded) -> None:
 def test_fleet_paths_want_a_registered_key(guarded: Guarded) -> None:
     assert 400 <= guarded.post("/v1/fleet/pull-messages", guarded.port) < 500
     assert 400 <= guarded.post("/v1/fleet/register-node", guarded.port) < 500
+
+
+def test_models_of_megabytes_pass_without_touching_the_disk(guarded: Guarded) -> None:
+    """nginx's workers may not write where root started it."""
+    assert 400 <= guarded.post("/v1/fleet/push-object", guarded.port, bytes(2_000_000)) < 500
 
 
 def test_operators_cannot_work_through_the_proxy(guarded: Guarded) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from flwr.app import Context, Error, Message
+from flwr.app import Array, Context, Error, Message
 
 from flower_link import Answer, Link
 from hybridfl.algorithms.fedavg import FedAvg
@@ -244,6 +246,47 @@ class TestResume:
         assert kept.stat().st_mtime_ns == written_at
         assert same(model_in(tmp_path / "run"), _model_of(plan, tmp_path))
 
+    @pytest.mark.parametrize("checkpoint_every", [1e9, 0.01], ids=["journal", "checkpoint"])
+    def test_a_fleet_that_was_started_anew_meanwhile_goes_on_too(self, checkpoint_every: float, tmp_path: Path) -> None:
+        fleet = Fleet()
+        plan = deployment(tmp_path, rounds=None, seconds=60.0, checkpoint_every=checkpoint_every)
+        with pytest.raises(Killed):
+            fleet.serve(plan, kill_after(fleet, 150))
+        before = Counter(fleet.trained)
+        fleet.link.new_run()
+        for node in list(fleet.link.nodes):
+            fleet.link.kill(node)
+        for partition, seconds in enumerate((1.0, 1.1, 1.25, 3.7)):
+            fleet.link.add(fleet._watched(client_app(load_part)), seconds, {"partition-id": partition})
+        newcomer = client_app(lambda context: part_of(TASK, 0))
+        fleet.link.add(fleet._watched(newcomer), 1.0, {"name": "newcomer"})
+        fleet.serve(plan)
+        jobs = Counter(device for device, _ in (fleet.trained - before).elements())
+        assert jobs.keys() == {0, 1, 2, 3, 4}
+        assert min(jobs.values()) > 5
+
+    def test_first_weights_may_be_random(self, tmp_path: Path) -> None:
+        def model() -> torch.nn.Module:
+            return torch.nn.Sequential(torch.nn.Linear(60, 10))
+
+        def load_own(context: Context) -> Task:
+            return replace(load_part(context), model=model())
+
+        fleet = Fleet(device_0=client_app(load_own), device_1=client_app(load_own))
+        first, again = (replace(deployment(tmp_path, rounds=4, devices=2), model=model()) for _ in range(2))
+        with pytest.raises(Killed):
+            fleet.serve(first, kill_after(fleet, 60))
+        fleet.link.new_run()
+        fleet.serve(again)
+        assert load(tmp_path).records[-1].version == 4
+
+
+def test_a_setting_that_is_refused_leaves_a_folder_for_a_better_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"10 participants a round, but the fleet has 4 devices.*Everyone"):
+        Fleet().serve(deployment(tmp_path, FedAvg()))
+    Fleet().serve(deployment(tmp_path, FedAvg(Everyone()), rounds=1))
+    assert load(tmp_path).records[-1].version == 1
+
 
 def _model_of(plan: Deployment, tmp_path: Path) -> dict[str, torch.Tensor]:
     Fleet().serve(deployment(tmp_path / "again", plan.algorithm, rounds=plan.rounds))
@@ -251,6 +294,49 @@ def _model_of(plan: Deployment, tmp_path: Path) -> dict[str, torch.Tensor]:
 
 
 class TestBadDevices:
+    def test_a_fleet_with_another_model_is_an_error_that_says_so(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        other = deployment(tmp_path, guard=Guard(), rounds=2)
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(InputError, match=r"All 4 devices are in quarantine.*is the server's model the devices'"),
+        ):
+            Fleet().serve(replace(other, model=torch.nn.Linear(50, 10)))
+        assert "Device 0's job is lost: its app failed" in caplog.text
+
+    @pytest.mark.parametrize("guard", [None, Guard()], ids=["guard-off", "guard-on"])
+    def test_a_wrong_shape_is_a_lost_job_with_and_without_a_guard(self, guard: Guard | None, tmp_path: Path) -> None:
+        def short(message: Message, context: Context) -> Message:
+            reply: Message = client_app(load_part)(message, context)
+            if message.metadata.message_type == TRAIN:
+                reply.content.array_records["arrays"]["weights"] = Array(np.zeros(7, np.float32))
+            return reply
+
+        fleet = Fleet((1.0, 1.1, 1.2, 1.3), device_1=short)
+        fleet.serve(deployment(tmp_path, guard=guard, rounds=5))
+        arrivals = [arrival for arrival in load(tmp_path).arrivals if arrival.device == 1]
+        assert {arrival.lost for arrival in arrivals} == {"shape [7] instead of [610]"}
+        assert load(tmp_path).records[-1].version == 5
+
+    @pytest.mark.parametrize(
+        "forged",
+        [{"test_accuracy": math.nan}, {"test_accuracy": 1e6, "test_num_samples": 2**62}, {"train_loss": math.nan}],
+        ids=["nan", "large", "loss"],
+    )
+    def test_scores_that_cannot_be_true_are_not_recorded(self, forged: dict[str, float], tmp_path: Path) -> None:
+        def lying(message: Message, context: Context) -> Message:
+            reply: Message = client_app(load_part)(message, context)
+            if message.metadata.message_type == TRAIN:
+                reply.content.metric_records["metrics"].update(forged)
+            return reply
+
+        Fleet(device_0=lying).serve(deployment(tmp_path))
+        last = load(tmp_path).records[-1]
+        assert 0 <= last.test_accuracy <= 1
+        assert math.isfinite(last.test_loss)
+        assert math.isfinite(last.train_loss)
+
     def test_whatever_one_answers_the_run_completes_and_it_ends_in_quarantine(self, tmp_path: Path) -> None:
         def nan(message: Message, context: Context) -> Message:
             reply: Message = client_app(load_part)(message, context)

@@ -138,5 +138,6 @@ def drawn(fleet: Fleet, number: int, busy: frozenset[int], count: int, now: floa
 def _check_count(fleet: Fleet, count: int) -> None:
     if count > len(fleet):
         raise InputError(
-            f"{count} participants a round, but the fleet has {len(fleet)} devices: ask for {len(fleet)} at most."
+            f"{count} participants a round, but the fleet has {len(fleet)} devices: ask for {len(fleet)} at most, or for "
+            "`Everyone()`."
         )

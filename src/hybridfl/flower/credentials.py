@@ -23,6 +23,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> li
     """
     paths = [folder / "ca.crt", folder / "server.crt", folder / "server.key"]
     _check_new(paths)
+    for host in hosts:
+        if not (host.isascii() and 1 <= len(host) <= 64):
+            raise InputError(f"--host {host!r} is no name of a server: give one of 1 to 64 ASCII characters.")
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = _name("hybridfl test authority")
     now = datetime.datetime.now(datetime.UTC)
@@ -64,7 +67,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> li
 def make_keys(folder: Path, names: Sequence[str]) -> list[Path]:
     """A key pair a device, `NAME` and `NAME.pub`, as `ssh-keygen -t ecdsa -b 384` makes them."""
     paths = [folder / name for name in names]
-    _check_new(paths)
+    _check_new([each for path in paths for each in (path, path.with_name(f"{path.name}.pub"))])
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
         key = ec.generate_private_key(ec.SECP384R1())

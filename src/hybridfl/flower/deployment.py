@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,16 +65,14 @@ class Deployment:
 
     def config(self) -> Config:
         """All that decides the results, but for the devices and their data, which only they know."""
-        weights = flatten(self.model)
         return {
             "label": self.label or type(self.algorithm).__name__,
             "algorithm": repr(self.algorithm),
             "task": {
                 "name": self.name,
                 "model": " ".join(repr(self.model).split()),
-                "parameters": weights.numel(),
+                "parameters": flatten(self.model).numel(),
                 "test_samples": 0 if self.test is None else len(self.test[1]),
-                "checksum": hashlib.blake2b(weights.numpy().tobytes(), digest_size=8).hexdigest(),
             },
             "timing": DEPLOYED,
             "guard": repr(self.guard),

@@ -25,7 +25,8 @@ class Heard:
     def listen(self, updates: Iterable[Update]) -> None:
         """To be told of merged updates only: what else is said may be a lie."""
         for update in updates:
-            self.losses[update.job.device] = float(update.train_loss)
+            if math.isfinite(update.train_loss):
+                self.losses[update.job.device] = float(update.train_loss)
             if update.scores is not None:
                 self.scores[update.job.device] = update.scores
 
@@ -47,7 +48,8 @@ class Scoring:
             losses, right = self._forward(weights, self._test, self._test.index)
             test_loss, accuracy = (float(values.to(torch.float64).mean()) for values in (losses, right))
         else:
-            held_out = [scores.num_samples for scores in heard.scores.values()]
+            # Nobody holds out more than there is: a device's word does not weigh more than its samples.
+            held_out = [min(said.num_samples, int(fleet.num_samples[device])) for device, said in heard.scores.items()]
             test_loss = _mean([scores.loss for scores in heard.scores.values()], held_out)
             accuracy = _mean([scores.accuracy for scores in heard.scores.values()], held_out)
         return Scores(train_loss, test_loss, accuracy, normal_accuracy=math.nan, straggler_accuracy=math.nan)

@@ -45,6 +45,8 @@ class LocalFleet:
 
     def superlink(self, *options: str) -> None:
         """With these options; without any, in the open."""
+        if answers(self.port):
+            raise InputError(f"Somebody listens on port {self.port} already: choose another --port.")
         fixed = ("--port", str(self.port), "--disable-runtime-dependency-installation")
         self.start("superlink", "flower-superlink", *(options or ("--insecure",)), *fixed)
         self._wait_for_superlink()

@@ -39,11 +39,18 @@ http {{
         ssl_protocols TLSv1.2 TLSv1.3;
         client_max_body_size {largest};
 
+        # As it was sent, before it is decoded and its dots are resolved: that is what the SuperLink gets to see.
+        if ($request_uri !~ ^/v1/fleet/[a-z/-]+$) {{
+            return 403;
+        }}
+
         location /v1/fleet/ {{
             limit_req zone=devices burst=200;
             limit_conn connections 100;
             proxy_pass https://{superlink};
             proxy_http_version 1.1;
+            proxy_request_buffering off;  # nothing of a model touches the disk here, which workers may not write to
+            proxy_buffering off;
             proxy_set_header Host $host;
             proxy_ssl_trusted_certificate {certificates}/ca.crt;
             proxy_ssl_verify on;

@@ -26,8 +26,8 @@ class Reception:
         self._post, self._patience, self._clock = post, patience, clock
         self._asked: dict[str, tuple[int, float]] = {}
         """(node, when) by message id."""
-        self._answered: set[int] = set()
-        """Nodes that have said who they are, or something else."""
+        self._answered: dict[int, str] = {}
+        """Nodes that have said who they are, or something else, and since when they were online then."""
         self._waiting: dict[int, Enrolment] = {}
         """What nodes said that have not entered, by node."""
 
@@ -36,8 +36,13 @@ class Reception:
         return bool(self._asked)
 
     def ask(self, roster: Roster) -> None:
-        """Whoever is new; and hear who has answered."""
-        known = {node for node, _ in roster.nodes} | {node for node, _ in self._asked.values()} | self._answered
+        """Whoever is new, or was away and is nobody in the roster; and hear who has answered."""
+        nodes = self._post.nodes
+        self._answered = {
+            node: since for node, since in self._answered.items() if node in nodes and nodes[node].activated_at == since
+        }
+        self._waiting = {node: said for node, said in self._waiting.items() if node in self._answered}
+        known = {node for node, _ in roster.nodes} | {node for node, _ in self._asked.values()} | self._answered.keys()
         for node in sorted(self._post.nodes.keys() - known):
             if (message_id := self._post.push(RecordDict(), node, ENROL)) is not None:
                 self._asked[message_id] = node, self._clock()
@@ -46,7 +51,7 @@ class Reception:
     def _hear(self, roster: Roster) -> None:
         for message_id, reply in self._post.pull({each: node for each, (node, _) in self._asked.items()}).items():
             node, _ = self._asked.pop(message_id)
-            self._answered.add(node)
+            self._answered[node] = self._post.nodes[node].activated_at
             try:
                 self._waiting[node] = read_enrolment(content_of(reply))
             except Unreadable as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
@@ -18,7 +19,7 @@ from hybridfl.flower.journal import Journaled
 from hybridfl.flower.standing import Keeper, Standing
 from hybridfl.flower.transport import FlowerTransport
 from hybridfl.folder_lock import locked
-from hybridfl.protocol import Update
+from hybridfl.protocol import Fleet, Update
 from hybridfl.records import Record, check_folder
 from hybridfl.run import Moment, run
 from hybridfl.run_folder import RunFolder
@@ -34,6 +35,7 @@ def server_app(build: Callable[[Context], Deployment]) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        torch.manual_seed(int(context.run_config.get("seed", 0)))  # a model's first weights are the run's as well
         try:
             serve(build(context), grid)
         except InputError as error:
@@ -57,7 +59,6 @@ def serve(
             files.check_finished()
             log.info("The run in '%s' has ended already.", deployment.out)
             return
-        files.announce()
         keeper = Keeper(deployment, files, clock)
         asks_for_scores = deployment.test is None
         transport = FlowerTransport(
@@ -74,8 +75,9 @@ def serve(
 
         standing = keeper.standing(transport.fleet)
         if standing is None:
-            keeper.clear()
             standing = _beginning(deployment, transport)
+            files.announce()
+            keeper.clear()
             record(standing.tally.draft(0, 0.0, standing.state.weights), standing.heard)
             keeper.save(standing, transport.fleet, transport.roster, now=0.0)
         else:
@@ -110,6 +112,8 @@ def _play(
         state, now = moment.state, moment.inbox.now
         tally.count(moment)
         heard.listen(_merged(moment))
+        _say_what_failed(moment)
+        _check_who_is_left(moment)
         is_last = _is_last(deployment, moment)
         if is_last or (state.version > version and now >= due):
             record(tally.draft(state.version, now, state.weights), heard)
@@ -131,6 +135,25 @@ def _said(record: Record) -> str:
         f"version {record.version} after {record.seconds:.1f} s: {'' if math.isnan(record.test_loss) else scores}"
         f"{record.merged} merged, {record.refused} refused, {record.lost} lost"
     )
+
+
+def _say_what_failed(moment: Moment[Any]) -> None:
+    """Whatever came to nothing, and why."""
+    for update, receipt in zip(moment.inbox.updates, moment.outbox.receipts, strict=True):
+        if receipt.refused is not None:
+            log.warning("Device %d's update is refused: %s.", update.job.device, receipt.refused)
+    for lost in moment.inbox.lost:
+        log.warning("Device %d's job is lost: %s.", lost.job.device, lost.reason)
+
+
+def _check_who_is_left(moment: Moment[Any]) -> None:
+    """A run whose devices have all been put in quarantine would wait for ever."""
+    fleet: Fleet = moment.state.fleet
+    if len(fleet.barred) == len(fleet) > 0:
+        raise InputError(
+            f"All {len(fleet)} devices are in quarantine, for what the warnings above say of them: is the server's model the "
+            "devices'? Repair them, and run again into another folder."
+        )
 
 
 def _is_last(deployment: Deployment, moment: Moment[Any]) -> bool:

@@ -90,7 +90,6 @@ class FlowerTransport:
         while not wanted <= self.online_devices and self.now < until:
             self._sleep(self._patience.poll)
             self._look()
-            self._join()
 
     def enrol(self, at_least: int, seconds: float = math.inf) -> None:
         """Wait until so many devices belong to the fleet, and whoever else was seen has answered."""
@@ -98,7 +97,7 @@ class FlowerTransport:
         while True:
             self._look()
             found = len(self._reception.admitted(self.roster))
-            if found >= at_least and not self._reception.is_asking:
+            if found >= at_least and (not self._reception.is_asking or self.now >= until):
                 self._join()
                 return
             if self.now >= until:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -18,6 +19,11 @@ ENROL, TRAIN = "query.enrol", "train"
 _WEIGHTS, _DRIFT = "weights", "drift"
 _HEADER = 1024
 """Bytes that an array may take on the wire besides its numbers."""
+
+
+MOST_SAMPLES = 10**12
+"""Nobody holds more."""
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Unreadable(ValueError):  # noqa: N818 - whoever catches it reads what happened
@@ -77,7 +83,7 @@ def update_content(update: Update) -> RecordDict:
 def read_update(job: Job, content: RecordDict) -> Update:
     """The update in an answer, whatever its numbers are: those are for the guard. Raises `Unreadable` if there is none.
 
-    An array that claims or brings much more than the model has is not even looked at.
+    Weights are of the model's shape and dtype or are none. An array that brings much more than that is not even looked at.
     """
     try:
         array = content.array_records["arrays"][_WEIGHTS]
@@ -86,12 +92,16 @@ def read_update(job: Job, content: RecordDict) -> Update:
         said = [metrics[f"test_{field.name}"] for field in fields(LocalScores)] if "test_loss" in metrics else None
     except (KeyError, TypeError, AttributeError):
         raise Unreadable(f"an answer without weights, steps and loss: {_outline(content)}") from None
-    most = job.weights.numel() * 8 + _HEADER
-    if len(array.data) > most or math.prod(array.shape) * 8 > most:
+    if len(array.data) > job.weights.numel() * 8 + _HEADER:
         raise Unreadable(f"an answer of {len(array.data):,} bytes where {job.weights.numel()} weights were asked for")
     if not isinstance(num_steps, int) or not isinstance(train_loss, int | float):
         raise Unreadable("an answer whose number of steps or loss is no number")
-    return Update(job, _vector(array), num_steps, float(train_loss), None if said is None else _scores(*said))
+    weights = _vector(array)
+    if weights.shape != job.weights.shape:
+        raise Unreadable(f"shape {list(weights.shape)} instead of {list(job.weights.shape)}")
+    if weights.dtype != job.weights.dtype:
+        raise Unreadable(f"{weights.dtype} instead of {job.weights.dtype}")
+    return Update(job, weights, num_steps, float(train_loss), None if said is None else _scores(*said))
 
 
 def enrolment_content(enrolment: Enrolment) -> RecordDict:
@@ -106,9 +116,10 @@ def read_enrolment(content: RecordDict) -> Enrolment:
         num_samples, name = said["num_samples"], said["name"]
     except (KeyError, TypeError, AttributeError):
         raise Unreadable(f"no enrolment: {_outline(content)}") from None
-    if not isinstance(num_samples, int) or not isinstance(name, str) or num_samples < 1 or len(name) > 200:
+    is_count = isinstance(num_samples, int) and 1 <= num_samples <= MOST_SAMPLES
+    if not is_count or not isinstance(name, str) or len(name) > 200:
         raise Unreadable(f"an enrolment with {str(num_samples)[:20]} samples and the name {str(name)[:20]!r}")
-    return Enrolment(num_samples, name)
+    return Enrolment(int(num_samples), name)  # type: ignore[arg-type]  # it is one, as was just checked
 
 
 def _array(vector: Vector) -> Array:
@@ -116,22 +127,27 @@ def _array(vector: Vector) -> Array:
 
 
 def _vector(array: Array) -> Vector:
-    """A tensor with memory of its own."""
+    """A tensor with memory of its own.
+
+    Of numpy's format only the plain case is read, an array's header and as many bytes as it says: a file may also be an
+    archive, hold objects, or claim to be larger than any memory.
+    """
     try:
-        return torch.from_numpy(np.array(array.numpy()))
-    except (TypeError, ValueError, EOFError, OSError) as error:
-        raise Unreadable(f"an array that cannot be read ({str(error)[:80]})") from None
+        file = io.BytesIO(array.data)
+        read_header = _HEADERS[np.lib.format.read_magic(file)]
+        shape, _, dtype = read_header(file)
+        numbers = np.frombuffer(array.data, dtype, offset=file.tell())
+        return torch.from_numpy(numbers.reshape(shape).copy())
+    except Exception as error:  # whatever a stranger's bytes bring about: numpy alone raises a dozen kinds
+        raise Unreadable(f"an array that cannot be read ({type(error).__name__}: {str(error)[:80]})") from None
 
 
 def _scores(loss: Any, accuracy: Any, num_samples: Any) -> LocalScores | None:
     """Scores that cannot be true are none: they have no part in training, so nothing else is refused for them."""
-    if (
-        not isinstance(num_samples, int)
-        or num_samples < 1
-        or not all(isinstance(n, int | float) for n in (loss, accuracy))
-    ):
+    if not all(isinstance(n, int | float) for n in (loss, accuracy)) or not isinstance(num_samples, int):
         return None
-    return LocalScores(float(loss), float(accuracy), num_samples) if math.isfinite(loss) else None
+    can_be_true = math.isfinite(loss) and 0 <= accuracy <= 1 and 1 <= num_samples <= MOST_SAMPLES
+    return LocalScores(float(loss), float(accuracy), num_samples) if can_be_true else None
 
 
 def _number(config: ConfigRecord, name: str) -> float:
