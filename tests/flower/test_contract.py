@@ -40,7 +40,7 @@ def towards_app(num_samples: int, name: str) -> ClientApp:
     @app.train()
     @answering
     def train(message: Message, context: Context) -> RecordDict:
-        job, _, _ = read_job(message.content)
+        job, _ = read_job(message.content)
         (update,) = Towards()([job])
         return update_content(update)
 

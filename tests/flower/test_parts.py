@@ -26,7 +26,7 @@ from hybridfl.flower.deployment import Deployment
 from hybridfl.flower.journal import Arrived, Entry, Gone, Journal
 from hybridfl.flower.proxy import nginx_config
 from hybridfl.flower.roster import Roster
-from hybridfl.flower.wire import Enrolment, job_content, read_job
+from hybridfl.flower.wire import Enrolment, Terms, job_content, read_job
 from hybridfl.protocol import Job, LocalScores, Update, Work
 from hybridfl.tasks import Synthetic
 
@@ -76,8 +76,8 @@ def a_job(**changes: Any) -> Job:
 
 def test_a_job_is_the_same_on_the_device() -> None:
     for job in (a_job(), a_job(drift=None)):
-        again, seed, with_scores = read_job(job_content(job, seed=5, with_scores=True))
-        assert (seed, with_scores) == (5, True)
+        again, terms = read_job(job_content(job, Terms(5, True, "this")))
+        assert terms == Terms(5, True, "this")
         assert torch.equal(again.weights, job.weights)
         assert (again.drift is None) == (job.drift is None)
         names = ("device", "version", "work", "sent_at", "repeat")
@@ -90,9 +90,9 @@ class TestAnswers:
             Answers(tmp_path),
             Update(a_job(), torch.tensor([3.0, 4.0, 5.0]), 6, 0.25, LocalScores(0.5, 0.75, 8)),
         )
-        assert answers.find(a_job(), seed=0) is None
-        answers.keep(update, seed=0)
-        found = answers.find(a_job(sent_at=99.0), seed=0)
+        assert answers.find(a_job(), Terms()) is None
+        answers.keep(update, Terms())
+        found = answers.find(a_job(sent_at=99.0), Terms())
         assert found is not None
         assert torch.equal(found.weights, update.weights)
         assert (found.num_steps, found.train_loss, found.scores) == (6, 0.25, LocalScores(0.5, 0.75, 8))
@@ -102,16 +102,18 @@ class TestAnswers:
         [{"version": 8}, {"repeat": 2}, {"weights": torch.zeros(3)}, {"drift": None}, {"work": Work(1, 16, 0.1)}],
     )
     def test_not_to_another_job(self, other: dict[str, Any], tmp_path: Path) -> None:
-        Answers(tmp_path).keep(Update(a_job(), torch.zeros(3), 6, 0.25), seed=0)
-        assert Answers(tmp_path).find(a_job(**other), seed=0) is None
-        assert Answers(tmp_path).find(a_job(), seed=1) is None
+        Answers(tmp_path).keep(Update(a_job(), torch.zeros(3), 6, 0.25), Terms())
+        assert Answers(tmp_path).find(a_job(**other), Terms()) is None
+        assert Answers(tmp_path).find(a_job(), Terms(seed=1)) is None
+        assert Answers(tmp_path).find(a_job(), Terms(with_scores=True)) is None
+        assert Answers(tmp_path).find(a_job(), Terms(run="another")) is None
 
     def test_one_is_kept_a_device_and_a_damaged_one_is_none(self, tmp_path: Path) -> None:
         for version in range(3):
-            Answers(tmp_path).keep(Update(a_job(version=version), torch.zeros(3), 6, 0.25), seed=0)
+            Answers(tmp_path).keep(Update(a_job(version=version), torch.zeros(3), 6, 0.25), Terms())
         (kept,) = tmp_path.iterdir()
         kept.write_bytes(b"cut off")
-        assert Answers(tmp_path).find(a_job(version=2), seed=0) is None
+        assert Answers(tmp_path).find(a_job(version=2), Terms()) is None
 
 
 class TestRoster:

@@ -60,7 +60,7 @@ class Fleet:
     def _watched(self, app: Any) -> Answer:
         def answer(message: Message, context: Context) -> Message:
             if message.metadata.message_type == TRAIN:
-                job, _, _ = read_job(message.content)
+                job, _ = read_job(message.content)
                 self.trained[job.device, job.version] += 1
             reply: Message = app(message, context)
             return reply

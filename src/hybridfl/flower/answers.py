@@ -12,19 +12,20 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from hybridfl.checkpoints import write_aside
+from hybridfl.flower.wire import Terms
 from hybridfl.protocol import Job, LocalScores, Update
 
 
 @dataclass(frozen=True)
 class Answers:
-    """An update depends on its job and the run's seed alone, so these name the file it is kept in."""
+    """An update depends on its job, the run's terms and the device's data alone; the first two name the file it is kept in."""
 
     folder: Path
 
-    def find(self, job: Job, seed: int) -> Update | None:
+    def find(self, job: Job, terms: Terms) -> Update | None:
         """The answer to this very job, if it was the last one given."""
         try:
-            with safe_open(self._path(job, seed), "pt") as file:
+            with safe_open(self._path(job, terms), "pt") as file:
                 said = json.loads(file.metadata()["update"])
                 weights = file.get_tensor("weights")
         except (OSError, SafetensorError, KeyError, ValueError, TypeError):
@@ -32,9 +33,9 @@ class Answers:
         scores = None if said["scores"] is None else LocalScores(**said["scores"])
         return Update(job, weights, said["num_steps"], said["train_loss"], scores)
 
-    def keep(self, update: Update, seed: int) -> None:
+    def keep(self, update: Update, terms: Terms) -> None:
         """In place of the device's answer before. A disk that is full or read-only costs the answer's keeping only."""
-        path = self._path(update.job, seed)
+        path = self._path(update.job, terms)
         said = {
             "num_steps": update.num_steps,
             "train_loss": float(update.train_loss),
@@ -47,9 +48,9 @@ class Answers:
             for old in before:
                 old.unlink(missing_ok=True)
 
-    def _path(self, job: Job, seed: int) -> Path:
+    def _path(self, job: Job, terms: Terms) -> Path:
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(repr((job.device, job.version, job.repeat, job.work, seed)).encode())
+        digest.update(repr((job.device, job.version, job.repeat, job.work, terms)).encode())
         for vector in (job.weights, job.drift):
             if vector is not None:
                 digest.update(vector.contiguous().numpy().data)

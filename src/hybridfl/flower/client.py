@@ -49,18 +49,18 @@ def client_app(load: Load) -> ClientApp:
     @answering
     def train(message: Message, context: Context) -> RecordDict:
         started_at = time.monotonic()
-        job, seed, with_scores = read_job(message.content)
+        job, terms = read_job(message.content)
         kept = Answers(Path(str(context.node_config["answers"]))) if "answers" in context.node_config else None
-        if kept is not None and (found := kept.find(job, seed)) is not None:
+        if kept is not None and (found := kept.find(job, terms)) is not None:
             return update_content(found)
         task = _one_device(load(context))
-        (update,) = trainer_for(replace(task, train=task.train.at_place(job.device)), seed)([job])
-        if with_scores:
+        (update,) = trainer_for(replace(task, train=task.train.at_place(job.device)), terms.seed)([job])
+        if terms.with_scores:
             update = replace(update, scores=scores_of(task, job.weights))
         left = float(context.node_config.get("at-least-seconds", 0)) - (time.monotonic() - started_at)
         time.sleep(max(0.0, left))
         if kept is not None:
-            kept.keep(update, seed)
+            kept.keep(update, terms)
         return update_content(update)
 
     return app

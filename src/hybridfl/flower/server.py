@@ -18,9 +18,10 @@ from hybridfl.flower.heard import Heard, Scoring
 from hybridfl.flower.journal import Journaled
 from hybridfl.flower.standing import Keeper, Standing
 from hybridfl.flower.transport import FlowerTransport
+from hybridfl.flower.wire import Terms
 from hybridfl.folder_lock import locked
 from hybridfl.protocol import Fleet, Update
-from hybridfl.records import Record, check_folder
+from hybridfl.records import Record, check_folder, fingerprint
 from hybridfl.run import Moment, run
 from hybridfl.run_folder import RunFolder
 from hybridfl.tally import Draft, Tally, models_in
@@ -60,10 +61,8 @@ def serve(
             log.info("The run in '%s' has ended already.", deployment.out)
             return
         keeper = Keeper(deployment, files, clock)
-        asks_for_scores = deployment.test is None
-        transport = FlowerTransport(
-            grid, deployment.seed, keeper.roster, keeper.now, asks_for_scores, deployment.patience, clock, sleep
-        )
+        terms = Terms(deployment.seed, with_scores=deployment.test is None, run=fingerprint(deployment.config()))
+        transport = FlowerTransport(grid, terms, keeper.roster, keeper.now, deployment.patience, clock, sleep)
         scoring = Scoring(deployment)
 
         def record(draft: Draft, heard: Heard) -> None:

@@ -17,7 +17,7 @@ from hybridfl.flower.patience import Patience
 from hybridfl.flower.post import Failed, Post, content_of
 from hybridfl.flower.reception import Reception
 from hybridfl.flower.roster import Roster
-from hybridfl.flower.wire import ENROL, TRAIN, Unreadable, job_content, read_update
+from hybridfl.flower.wire import ENROL, TRAIN, Terms, Unreadable, job_content, read_update
 from hybridfl.protocol import Fleet, Inbox, Job, Lost, Outbox, Update
 
 
@@ -48,10 +48,9 @@ class FlowerTransport:
     def __init__(
         self,
         grid: Grid,
-        seed: int = 0,
+        terms: Terms = Terms(),
         roster: Roster = Roster(),
         now: float = 0.0,
-        with_scores: bool = False,
         patience: Patience = Patience(),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -59,7 +58,7 @@ class FlowerTransport:
         self.roster = roster
         self.online_devices: frozenset[int] = frozenset()
         self.is_online = self._is_online  # one object for all fleets: a saved state is told apart from it by identity
-        self._seed, self._with_scores, self._patience = seed, with_scores, patience
+        self._terms, self._patience = terms, patience
         self._clock, self._sleep = clock, sleep
         self._started_at = clock() - now
         self._post = Post(grid, patience)
@@ -123,7 +122,7 @@ class FlowerTransport:
         if node is None or node not in self._post.nodes:
             self._undelivered.append(Lost(job, "its node is offline"))
             return
-        message_id = self._post.push(job_content(job, self._seed, self._with_scores), node, TRAIN)
+        message_id = self._post.push(job_content(job, self._terms), node, TRAIN)
         if message_id is None:
             self._undelivered.append(Lost(job, "Flower does not know its node"))
         else:
@@ -214,7 +213,7 @@ class FlowerTransport:
 
     def _fleet_of(self, roster: Roster) -> Fleet:
         return Fleet(
-            np.array(roster.num_samples, dtype=np.int64), np.full(len(roster), np.nan), self._seed, self.is_online
+            np.array(roster.num_samples, dtype=np.int64), np.full(len(roster), np.nan), self._terms.seed, self.is_online
         )
 
     def _is_online(self, devices: NDArray[np.int64], now: float) -> NDArray[np.bool_]:

@@ -38,26 +38,36 @@ class Enrolment:
     name: str = ""
 
 
-def job_content(job: Job, seed: int, with_scores: bool) -> RecordDict:
-    """A job for its device; the seed is the run's, and with the job's numbers decides which batches it sees."""
+@dataclass(frozen=True)
+class Terms:
+    """What all jobs of a run have in common."""
+
+    seed: int = 0
+    """With a job's numbers it decides which batches its device sees."""
+    with_scores: bool = False
+    """Whether devices are to score the weights they receive."""
+    run: str = ""
+    """What tells the run from others with the same seed."""
+
+
+def job_content(job: Job, terms: Terms) -> RecordDict:
+    """A job for its device."""
     arrays = {_WEIGHTS: job.weights} | ({} if job.drift is None else {_DRIFT: job.drift})
     config = {"device": job.device, "version": job.version, "repeat": job.repeat, "sent_at": job.sent_at}
     return RecordDict(
         {
             "arrays": ArrayRecord({name: _array(vector) for name, vector in arrays.items()}),
-            "job": ConfigRecord({**config, "seed": seed, "with_scores": with_scores}),
+            "job": ConfigRecord({**config}),
+            "terms": ConfigRecord(asdict(terms)),
             "work": ConfigRecord(asdict(job.work)),
         }
     )
 
 
-def read_job(content: RecordDict) -> tuple[Job, int, bool]:
-    """(the job, the run's seed, whether scores are wanted), on the device."""
-    arrays, config, work = (
-        content.array_records["arrays"],
-        content.config_records["job"],
-        content.config_records["work"],
-    )
+def read_job(content: RecordDict) -> tuple[Job, Terms]:
+    """On the device."""
+    arrays = content.array_records["arrays"]
+    config, work, terms = (content.config_records[name] for name in ("job", "work", "terms"))
     job = Job(
         device=int(_number(config, "device")),
         version=int(_number(config, "version")),
@@ -67,7 +77,7 @@ def read_job(content: RecordDict) -> tuple[Job, int, bool]:
         repeat=int(_number(config, "repeat")),
         drift=_vector(arrays[_DRIFT]) if _DRIFT in arrays else None,
     )
-    return job, int(_number(config, "seed")), bool(config["with_scores"])
+    return job, Terms(int(_number(terms, "seed")), bool(terms["with_scores"]), str(terms["run"]))
 
 
 def update_content(update: Update) -> RecordDict:
