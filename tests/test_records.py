@@ -127,7 +127,7 @@ def test_a_setting_that_the_folder_does_not_know_makes_another_configuration(tmp
 @pytest.mark.parametrize("below", [".", "run", "deep/run"])
 def test_a_file_in_the_way_is_refused(tmp_path: Path, below: str) -> None:
     (tmp_path / "taken").write_text("mine")
-    with pytest.raises(InputError, match=r"taken' is a file, not a folder: choose another --out"):
+    with pytest.raises(InputError, match=r"taken' is a file, not a folder: choose another folder"):
         write(tmp_path / "taken" / below, FIRST)
     assert (tmp_path / "taken").read_text() == "mine"
 

@@ -65,6 +65,7 @@ def _take(handle: int, kind: int, folder: Path) -> None:
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EACCES):
             raise InputError(
-                f"Another process is writing to '{folder}': wait for it, or choose another --out."
+                f"Another process is writing to '{folder}': wait for it, or choose another folder. (Is it a deployment? "
+                "`flwr list` shows it, `flwr stop` ends it.)"
             ) from None
         # A file system without locks: better unprotected than not at all.

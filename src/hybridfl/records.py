@@ -113,19 +113,19 @@ def check_folder(folder: Path, config: Config) -> None:
     """Refuse a folder that cannot be written or that holds the results of another configuration."""
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir():
-        raise InputError(f"'{nearest}' is a file, not a folder: choose another --out.")
+        raise InputError(f"'{nearest}' is a file, not a folder: choose another folder.")
     try:
         with tempfile.TemporaryFile(dir=nearest):  # a name of its own: other processes may be looking too
             pass
     except OSError as error:
-        raise InputError(f"Cannot write to '{nearest}' ({error.strerror}): choose another --out.") from None
+        raise InputError(f"Cannot write to '{nearest}' ({error.strerror}): choose another folder.") from None
     if (folder / "run.json").exists():
         found, wanted = _flat(identity(load_config(folder))), _flat(identity(config))
         for name in wanted:
             if wanted[name] != found.get(name):
                 raise InputError(
                     f"'{folder}' holds results of another configuration ({name} was {found.get(name)!r}, now "
-                    f"{wanted[name]!r}): choose another --out or remove the folder."
+                    f"{wanted[name]!r}): choose another folder or remove this one."
                 )
 
 

@@ -212,11 +212,13 @@ def test_whatever_a_device_answers_the_run_completes_without_it(trial: Trial, tm
     reasons = {number: {a.refused or a.lost for a in of(run, number)} - {None} for number in range(len(kinds))}
     assert reasons[3] == {"not finite"}
     assert reasons[4] == {"shape [2, 3] instead of [610]"}
-    assert reasons[5] <= {"its app crashed"} | {reason for reason in reasons[5] if "app" in str(reason)}
     assert all("out of memory" in str(reason) for reason in reasons[6])
     assert all("200,000,128 bytes" in str(reason) for reason in reasons[7])
-    for number in (3, 4, 6):
+    for number in (3, 4, 6, 7):
         assert reasons[number], kinds[number]
+    for number in range(3, len(kinds)):  # who answers nothing at all may never be heard of again: Flower's node hangs
+        assert len(of(run, number)) <= 3, "three faults, and it gets no more jobs"
         assert not any(arrival.is_merged for arrival in of(run, number))
+    print({kind: sorted(map(str, reasons[number])) for number, kind in enumerate(kinds)})
     assert {arrival.device for arrival in run.arrivals if arrival.is_merged} <= {0, 1, 2}
     assert run.records[-1].version == 6
