@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from flower_trial import Trial
+from flower_trial import Trial, check_counted_once, of
 from hybridfl.flower.credentials import make_certificates, make_keys
 from hybridfl.flower.local_fleet import answers
 from hybridfl.flower.proxy import nginx_config
+from hybridfl.run_folder import FINISHED
 
 pytestmark = pytest.mark.flower
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
@@ -132,6 +133,31 @@ def test_without_the_proxy_they_would_be_served(guarded: Guarded) -> None:
 def test_fleet_paths_want_a_registered_key(guarded: Guarded) -> None:
     assert 400 <= guarded.post("/v1/fleet/pull-messages", guarded.port) < 500
     assert 400 <= guarded.post("/v1/fleet/register-node", guarded.port) < 500
+
+
+def test_a_device_with_a_key_that_was_killed_comes_back_as_itself(guarded: Guarded) -> None:
+    """Flower lets it in again when it has noticed that it was gone; till then it ends at once, and is started anew."""
+    guarded.out = guarded.out.with_name("killed")
+    for number in (0, 1):
+        if f"node-{number}" not in guarded.fleet.processes:
+            guarded.device(number, key=f"device-{number}")
+    guarded.run(rounds=0, seconds=170.0, devices=2)
+    killed_at = guarded.wait(guarded.has_version(2)).records[-1].seconds
+    guarded.fleet.kill("node-1")
+
+    def is_over() -> bool:
+        """What a service manager does, every ten seconds."""
+        if "node-1" not in guarded.fleet.processes or guarded.fleet.processes["node-1"].poll() is not None:
+            guarded.device(1, key="device-1")
+            time.sleep(10)
+        return (guarded.out / FINISHED).exists()
+
+    run = guarded.wait(is_over)
+    check_counted_once(run)
+    assert {arrival.device for arrival in run.arrivals} == {0, 1}
+    assert len([arrival for arrival in of(run, 1) if arrival.lost]) <= 1, "the job it had, at most"
+    assert all(arrival.is_merged for arrival in of(run, 0))
+    assert any(arrival.is_merged and arrival.sent_at > killed_at + 20 for arrival in of(run, 1))
 
 
 def test_models_of_megabytes_pass_without_touching_the_disk(guarded: Guarded) -> None:
