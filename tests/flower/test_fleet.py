@@ -219,6 +219,5 @@ def test_whatever_a_device_answers_the_run_completes_without_it(trial: Trial, tm
     for number in range(3, len(kinds)):  # who answers nothing at all may never be heard of again: Flower's node hangs
         assert len(of(run, number)) <= 3, "three faults, and it gets no more jobs"
         assert not any(arrival.is_merged for arrival in of(run, number))
-    print({kind: sorted(map(str, reasons[number])) for number, kind in enumerate(kinds)})
     assert {arrival.device for arrival in run.arrivals if arrival.is_merged} <= {0, 1, 2}
     assert run.records[-1].version == 6

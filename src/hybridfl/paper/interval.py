@@ -38,6 +38,6 @@ class Interval:
         spread = f" ± {self.half:.{digits}f}" if math.isfinite(self.half) else ""
         return f"{round(self.mean, digits) + 0.0:.{digits}f}{spread}"  # + 0.0: no -0.0
 
-    def percent(self) -> str:
+    def percent(self, digits: int = 1) -> str:
         """`83.4 ± 0.3`, in percent."""
-        return Interval(100 * self.mean, 100 * self.half).shown(1)
+        return Interval(100 * self.mean, 100 * self.half).shown(digits)

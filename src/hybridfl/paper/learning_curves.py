@@ -35,11 +35,11 @@ from hybridfl.paper.verdict import (
     Judgement,
     above_zero,
     agrees,
+    all_hold,
     apart,
     at_least,
-    both,
     final,
-    gain,
+    gains,
     judged,
     lead,
 )
@@ -158,7 +158,7 @@ def _more_accurate(study: Study, points: float = 0.0) -> Callable[[Book], Judgem
         results = book[study.name]
 
         def measure(label: str) -> Finding:
-            found = gain(results, label, RIVALS)
+            found = Interval.of(gains(results, label, RIVALS))
             return Finding(found.percent(), at_least(found, points) if points else above_zero(found))
 
         took, own = (np.mean([result.seconds[-1] for result in of(results, label)]) for label in (FEDAVG, OURS))
@@ -183,7 +183,7 @@ def _lower_loss(study: Study) -> Callable[[Book], Judgement]:
 
     def judge(book: Book) -> Judgement:
         def measure(label: str) -> Finding:
-            found = gain(book[study.name], label, RIVALS, lambda result: -result.final_loss)
+            found = Interval.of(gains(book[study.name], label, RIVALS, lambda result: -result.final_loss))
             return Finding(Interval(-found.mean, found.half).shown(2), above_zero(found))
 
         return judged(
@@ -197,28 +197,17 @@ def _larger_on_synthetic(book: Book) -> Judgement:
     """By more points on both, seed by seed, and by some on all three."""
 
     def measure(label: str) -> Finding:
-        gains = [
-            _gains(book[name], label) for name in ("fig2-fashion-mnist", "fig2-synthetic-0-0", "fig2-synthetic-1-1")
-        ]
-        holds: bool | None = True
-        for each in gains:
-            holds = both(holds, above_zero(Interval.of(each)))
-        for each in gains[1:]:
-            holds = both(holds, above_zero(apart(each, gains[0])))
-        return Finding(" / ".join(Interval.of(each).percent() for each in gains), holds)
+        names = (FASHION, "fig2-synthetic-0-0", "fig2-synthetic-1-1")
+        first, *others = found = [gains(book[name], label, RIVALS) for name in names]
+        above = [Interval.of(each) for each in found]
+        holds = all_hold(map(above_zero, [*above, *(apart(each, first) for each in others)]))
+        return Finding(" / ".join(each.percent() for each in above), holds)
 
     return judged(
         measure,
         "Points ahead of the better of FedAvg and FedProx on Fashion-MNIST / Synthetic(0,0) / Synthetic(1,1); it must be ahead "
         "on all to be so by more on two.",
     )
-
-
-def _gains(results: Sequence[Result], label: str) -> list[float]:
-    """Points ahead of the better rival, by seed."""
-    best = max(RIVALS, key=lambda rival: final(results, rival).mean)
-    rival = {result.seed: result.final_accuracy for result in of(results, best)}
-    return [result.final_accuracy - rival[result.seed] for result in of(results, label)]
 
 
 def _slower_on_one_one(book: Book) -> Judgement:
@@ -237,9 +226,7 @@ def _slower_on_sent140(book: Book) -> Judgement:
 
     def measure(label: str) -> Finding:
         own = _rounds(results, label)
-        slower: bool | None = True
-        for rival in RIVALS:
-            slower = both(slower, above_zero(apart(own, _rounds(results, rival))))
+        slower = all_hold(above_zero(apart(own, _rounds(results, rival))) for rival in RIVALS)
         return Finding(Interval.of(own).shown(0), slower)
 
     theirs = ", ".join(f"{rival} {Interval.of(_rounds(results, rival)).shown(0)}" for rival in RIVALS)
@@ -261,8 +248,7 @@ def _oscillations(book: Book) -> Judgement:
         group = of(book[FASHION], label)
         early, late = (Interval.of([getattr(r, name) for r in group]) for name in ("early_swing", "late_swing"))
         shrinks = above_zero(Interval.of([r.early_swing - r.late_swing for r in group]))
-        shown = [Interval(100 * each.mean, 100 * each.half).shown(2) for each in (early, late)]
-        return Finding(" → ".join(shown), shrinks)
+        return Finding(f"{early.percent(2)} → {late.percent(2)}", shrinks)
 
     return judged(
         measure,
@@ -276,7 +262,7 @@ def _gap_to_the_bound(study: Study) -> Callable[[Book], Judgement]:
 
     def judge(book: Book) -> Judgement:
         def measure(label: str) -> Finding:
-            found = gain(book[study.name], SSGD_, (label,))
+            found = Interval.of(gains(book[study.name], SSGD_, (label,)))
             return Finding(found.percent(), above_zero(found))
 
         return judged(

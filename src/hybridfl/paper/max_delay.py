@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import numpy as np
@@ -20,11 +19,12 @@ from hybridfl.paper.verdict import (
     Finding,
     Judgement,
     above_zero,
-    both,
+    all_hold,
     by_point,
     is_best,
     judged,
 )
+from hybridfl.summary import Floats
 
 DELAYS = tuple(range(10, 101, 10))
 ALGORITHMS = {OURS: HFL(), PRINTED: HFL.as_printed(), DRIFT: HFL.drift_controlled()}
@@ -62,14 +62,11 @@ ORDER = "Fashion-MNIST / Synthetic(1,1) / (0,0) / i.i.d. / MNIST / (0.5,0.5)"
 
 
 def _on_all(book: Book, measure: Callable[[dict[float, list[float]]], list[float]], label: str) -> Finding:
-    """A number a seed on every data set: all of them below 0, or above."""
+    """A number a seed on every data set: whether it is above 0 on all."""
     found = [
         Interval.of(measure(by_point(of(book[name], label), lambda result: result.final_accuracy))) for name in NAMES
     ]
-    holds: bool | None = True
-    for each in found:
-        holds = both(holds, above_zero(each))
-    return Finding(" / ".join(each.percent() for each in found), holds)
+    return Finding(" / ".join(each.percent() for each in found), all_hold(map(above_zero, found)))
 
 
 def _falls(book: Book) -> Judgement:
@@ -86,18 +83,17 @@ def _falls(book: Book) -> Judgement:
 
 
 def _bump(book: Book) -> Judgement:
-    """40, 50 and 60 are better than 20 and 30, which come before them."""
+    """40, 50 and 60 are better than what comes before them and than what comes after."""
 
     def measure(points: dict[float, list[float]]) -> list[float]:
-        def mean(low: float, high: float) -> float:
-            found = [values for at, values in points.items() if low <= at <= high]
-            return np.mean(found, axis=0) if found else math.nan
+        def mean(low: float, high: float) -> Floats:
+            return np.asarray(np.mean([values for at, values in points.items() if low <= at <= high], axis=0))
 
-        return list(np.atleast_1d(mean(40, 60) - mean(20, 30)))
+        return list(mean(40, 60) - np.maximum(mean(20, 30), mean(70, 100)))
 
     return judged(
         lambda label: _on_all(book, measure, label),
-        f"Mean accuracy at 40 to 60 less that at 20 and 30, in points, on {ORDER}.",
+        f"Mean accuracy at 40 to 60 less that at 20 and 30 or, if higher, at 70 to 100, in points, on {ORDER}.",
     )
 
 

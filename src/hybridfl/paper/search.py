@@ -14,9 +14,10 @@ from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import Cosine, FullWork, InverseSqrt, InverseTime, Schedule
 from hybridfl.algorithms.memory import Memory
 from hybridfl.algorithms.sampling import Uniform
+from hybridfl.paper.interval import Interval
 from hybridfl.paper.results import Result, labels
 from hybridfl.paper.study import Arm, Study
-from hybridfl.paper.verdict import above_zero, final, gain
+from hybridfl.paper.verdict import above_zero, final, gains
 
 SCHEDULES: dict[str, Callable[[float], Schedule]] = {
     "inverse": InverseTime,
@@ -54,7 +55,7 @@ def says(results: Sequence[Result]) -> str:
     )
     if PRESET not in settings:
         return grid
-    above = gain(results, best, (PRESET,))
+    above = Interval.of(gains(results, best, (PRESET,)))
     proven = "more than chance" if above_zero(above) else "which may be chance"
     rival = max(
         (label for label in settings if label.startswith("FedAvg")), key=lambda label: final(results, label).mean

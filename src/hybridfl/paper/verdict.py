@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -118,11 +118,10 @@ def agrees(found: Interval, number: float) -> bool | None:
     return True if found.half <= WIDE else None
 
 
-def both(one: bool | None, other: bool | None) -> bool | None:
+def all_hold(parts: Iterable[bool | None]) -> bool | None:
     """And, where None is unknown."""
-    if one is False or other is False:
-        return False
-    return None if one is None or other is None else True
+    known = set(parts)
+    return False if False in known else None if None in known else True
 
 
 def is_highest(points: Mapping[float, Sequence[float]], at: float) -> bool | None:
@@ -161,7 +160,7 @@ def is_best(results: Sequence[Result], at: float) -> Finding:
     minus_loss = by_point(results, lambda result: -result.final_loss)
     lowest = max(minus_loss, key=lambda point: float(np.mean(minus_loss[point])))
     text = f"{shown_highest(accuracy, at)}; loss lowest at {lowest:g}"
-    return Finding(text, both(is_highest(accuracy, at), is_highest(minus_loss, at)))
+    return Finding(text, all_hold([is_highest(accuracy, at), is_highest(minus_loss, at)]))
 
 
 def final(results: Sequence[Result], label: str) -> Interval:
@@ -169,19 +168,19 @@ def final(results: Sequence[Result], label: str) -> Interval:
     return Interval.of([result.final_accuracy for result in of(results, label)])
 
 
-def gain(
+def gains(
     results: Sequence[Result],
     label: str,
     rivals: Sequence[str],
     value: Callable[[Result], float] = lambda result: result.final_accuracy,
-) -> Interval:
-    """By how much an algorithm is above the best of its rivals, each at its own end, seed by seed."""
+) -> list[float]:
+    """By how much an algorithm is above the best of its rivals, each at its own end, by seed."""
 
     def values(name: str) -> list[float]:
         return [value(result) for result in sorted(of(results, name), key=lambda result: result.seed)]
 
     best = max(rivals, key=lambda rival: float(np.mean(values(rival))))
-    return apart(values(label), values(best))
+    return [own - other for own, other in zip(values(label), values(best), strict=True)]
 
 
 def lead(results: Sequence[Result], label: str, rivals: Sequence[str]) -> Interval:
