@@ -149,7 +149,7 @@ def test_records_that_are_not_those_of_the_checkpoint_are_refused(broken: Path, 
         path.unlink()
     else:
         path.write_bytes(content[:20] if how == "shortened" else content.replace(b"0", b"1", 1))
-    with pytest.raises(InputError, match=f"{file}' is not what it was.*--fresh"):
+    with pytest.raises(InputError, match=f"{file}' is not what it was.*or remove the folder"):
         played(broken)
 
 
@@ -236,7 +236,7 @@ def test_with_no_room_for_records_it_stops_and_can_go_on(
     try:
         next(events)
         resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
-        with pytest.raises(InputError, match=r"the run has stopped. Make room, then go on with `hybridfl resume"):
+        with pytest.raises(InputError, match=r"the run has stopped. Make room, then run the same again"):
             for _ in events:
                 pass
     finally:
@@ -250,7 +250,7 @@ def test_with_no_room_for_records_it_stops_and_can_go_on(
 def test_a_finished_run_whose_files_have_changed_is_refused(broken: Path, whole: dict[str, bytes], file: str) -> None:
     played(broken)
     (broken / file).write_bytes((broken / file).read_bytes() + b"{}\n")
-    with pytest.raises(InputError, match=r"is not what it was when the run ended.*--fresh"):
+    with pytest.raises(InputError, match=r"is not what it was when the run ended.*or remove the folder"):
         played(broken)
     for _ in save_all([PLAN], [broken], "cpu", fresh=True):
         pass

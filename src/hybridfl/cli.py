@@ -37,7 +37,7 @@ from hybridfl.cli_options import (
     StragglersOption,
     TaskOption,
 )
-from hybridfl.errors import InputError, nearest
+from hybridfl.errors import MOST_SEED, InputError, nearest
 
 if TYPE_CHECKING:
     from hybridfl.algorithms.local_work import FullWork
@@ -116,7 +116,7 @@ def run(
     learning_rate: RateOption = 0.1,
     schedule: ScheduleOption = "inverse",
     clip: ClipOption = math.inf,
-    seed: Annotated[int, typer.Option(help="Decides the data, the delays and every draw.")] = 0,
+    seed: Annotated[int, typer.Option(help="Decides the data, the delays and every draw.", min=0, max=MOST_SEED)] = 0,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for the results. (default: results/TASK-ALGORITHM-seed-N)", show_default=False),

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hybridfl.errors import MOST_SEED
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -101,7 +103,7 @@ def where(data_dir: DataDirOption = None) -> None:
 def show(
     task: Annotated[str, typer.Option(help="fashion-mnist, 'mnist(Dirichlet(0.1))', synthetic, …")] = "synthetic",
     devices: Annotated[int, typer.Option(help="Devices in the fleet.")] = 100,
-    seed: Annotated[int, typer.Option(help="Decides how samples are shared out.")] = 0,
+    seed: Annotated[int, typer.Option(help="Decides how samples are shared out.", min=0, max=MOST_SEED)] = 0,
     out: Annotated[Path, typer.Option(help="The picture to write: .svg, .pdf or .png.")] = Path("labels.svg"),
     data_dir: DataDirOption = None,
 ) -> None:

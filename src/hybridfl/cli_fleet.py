@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from hybridfl.errors import InputError, nearest
+from hybridfl.errors import MOST_SEED, InputError, nearest
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Fleets: list, show, import recorded ones.")
 
@@ -42,7 +42,7 @@ def show(
     devices: Annotated[int, typer.Option(help="Devices in the fleet.")] = 100,
     samples: Annotated[int, typer.Option(help="Samples of every device.")] = 100,
     seconds: Annotated[float, typer.Option(help="Virtual seconds to look at.")] = 60.0,
-    seed: Annotated[int, typer.Option(help="Decides who is slow, away, lost.")] = 0,
+    seed: Annotated[int, typer.Option(help="Decides who is slow, away, lost.", min=0, max=MOST_SEED)] = 0,
 ) -> None:
     """Draw what the devices of a fleet do, if each gets its next job as soon as it is free."""
     import numpy as np

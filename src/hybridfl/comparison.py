@@ -81,5 +81,5 @@ def check_out(out: Path, runs: Sequence[Run]) -> None:
         differing = difference(found, nearest)
         if differing:
             raise InputError(
-                f"'{path.parent}' cannot be compared with this ({differing}): choose another --out or remove the folder."
+                f"'{path.parent}' cannot be compared with this ({differing}): choose another folder, or remove that one."
             )

@@ -24,6 +24,15 @@ def require_share(name: str, value: float) -> None:
         raise InputError(f"{name}={value} is not a share: give a number from 0 to 1.")
 
 
+MOST_SEED = 2**63 - 1
+
+
+def require_seed(seed: int) -> None:
+    """A seed is a whole number that a machine's word holds."""
+    if not 0 <= seed <= MOST_SEED:
+        raise InputError(f"seed={seed} is no seed: give a whole number from 0 to {MOST_SEED} (2⁶³ - 1).")
+
+
 def require_positive(name: str, value: float) -> None:
     """A count, a rate or a time is above zero and finite."""
     if not 0 < value < math.inf:

@@ -15,7 +15,7 @@ from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.conditions import Conditions, FleetTiming, conditions_of
 from hybridfl.engines import check_fit
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_positive, require_seed
 from hybridfl.protocol import Algorithm, Fleet, always_online
 from hybridfl.records import Config
 from hybridfl.task import Task
@@ -48,6 +48,7 @@ class Run:
             raise InputError("The run has no end: give seconds, rounds or both.")
         if self.guard is not None and isinstance(self.algorithm, Guarded):
             raise InputError("The algorithm has its guard already: give the run guard=None, or the algorithm without.")
+        require_seed(self.seed)
         for name in ("seconds", "rounds", "evaluate_every"):
             value = getattr(self, name)
             if value is not None:

@@ -69,7 +69,8 @@ class RunFolder:
             changed = [self.folder / FINISHED]
         if changed:
             raise InputError(
-                f"'{changed[0]}' is not what it was when the run ended: put it back, or run again with --fresh."
+                f"'{changed[0]}' is not what it was when the run ended: put it back, or remove the folder "
+                "and run again."
             )
 
     def announce(self) -> None:
@@ -119,8 +120,8 @@ class RunFolder:
             yield
         except OSError as error:
             raise InputError(
-                f"Cannot write to '{self.folder}' ({error.strerror}): the run has stopped. Make room, then go on with "
-                f"`hybridfl resume {self.folder}`."
+                f"Cannot write to '{self.folder}' ({error.strerror}): the run has stopped. Make room, then run the same again: "
+                "it goes on from its last checkpoint."
             ) from None
 
     @property
@@ -151,7 +152,7 @@ class Lines:
             if len(kept) != position["bytes"] or _hash(kept).hexdigest() != position["checksum"]:
                 raise InputError(
                     f"'{self.path}' is not what it was when the checkpoint was written, so the run cannot go on from it: "
-                    "put the file back, or begin again with --fresh."
+                    "put the file back, or remove the folder and begin again."
                 )
         with self.path.open("ab") as file:
             file.truncate(len(kept))

@@ -165,6 +165,13 @@ class TestJournal:
         assert [each.now for each in Journal(tmp_path, 3).read()] == [3.0, 4.0]
         assert Journal(tmp_path).read() == []
 
+    def test_a_disk_that_takes_nothing_stops_the_run_with_what_to_do(self, tmp_path: Path) -> None:
+        (tmp_path / "journal").write_text("a file where the folder should be")
+        with pytest.raises(
+            InputError, match=r"Cannot write down what has arrived.*File exists.*Make room, then run the same"
+        ):
+            Journal(tmp_path / "journal").write(entry(1.0))
+
     def test_a_damaged_entry_is_an_error(self, tmp_path: Path) -> None:
         Journal(tmp_path).write(entry(1.0))
         (path,) = tmp_path.iterdir()
@@ -201,6 +208,8 @@ class TestConfiguration:
             ({"rounds": 3, "algorithm": "hlf"}, "hlf"),
             ({"rounds": 3, "algorithm": "fedavg", "round_seconds": 3.0}, "round-seconds=3 is for HFL"),
             ({"rounds": 3, "devices": 0}, "devices=0 must be above 0"),
+            ({"rounds": 3, "seed": -1}, "seed=-1 is no seed: give a whole number from 0"),
+            ({"rounds": 3, "seed": 2**63}, "is no seed"),
         ],
     )
     def test_mistakes_are_named(self, config: dict[str, Any], message: str) -> None:

@@ -285,6 +285,25 @@ class TestAbsence:
         assert [lost.reason for lost in inbox.lost] == ["its node has been offline for 100 s"]
         assert inbox.now == pytest.approx(PATIENCE.node, abs=3)
 
+    def test_an_answer_that_comes_after_its_job_was_given_up_counts_for_nothing(self) -> None:
+        """Behind a link that was cut for too long it has finished, and gets a new job: one answer counts, the new one's."""
+        setting = Setting(device("a"), device("b")).enrolled()
+        setting.nodes[0].seconds = 50.0
+        setting.send(job(0, version=0), wake_in=0.5)
+        setting.transport.receive()
+        setting.link.cut(setting.nodes[0])
+        setting.send()
+        assert len(setting.transport.receive().lost) == 1
+        setting.link.turn_on(setting.nodes[0])
+        setting.send(wake_in=0.5)
+        setting.transport.receive()
+        setting.send(job(0, version=7))
+        inbox = setting.transport.receive()
+        assert [update.job.version for update in inbox.updates] == [7]
+        assert setting.nodes[0].answered == 2 + 1, "both jobs, and who it is"
+        setting.send(wake_in=200.0)
+        assert not setting.transport.receive().devices
+
     def test_nobody_ever_has_two_messages(self) -> None:
         setting = Setting(*(device(f"partition-{n}") for n in range(3))).enrolled()
         for round_number in range(5):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from hybridfl.algorithms.growing import Growing
 from hybridfl.algorithms.guard import Guard, Guarded
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_positive, require_seed
 from hybridfl.flower.patience import Patience
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.plan import versions
@@ -52,6 +52,7 @@ class Deployment:
     def __post_init__(self) -> None:
         if self.seconds is None and self.rounds is None:
             raise InputError("The deployment has no end: give seconds, rounds or both.")
+        require_seed(self.seed)
         for name in ("rounds", "seconds", "devices", "checkpoint_every", "enrol_seconds"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))

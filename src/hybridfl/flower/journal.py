@@ -72,10 +72,17 @@ class Journal:
     def write(self, entry: Entry) -> None:
         """It is on the disk when this returns."""
         encoded = encode(entry, _NO_FLEET, _CLASSES)
-        self._folder.mkdir(parents=True, exist_ok=True)
         # safetensors wants one tensor at least
         tensors = encoded.tensors or {"none": torch.zeros(0)}
-        write_aside(self._path(self.count + 1), safetensors.torch.save(tensors, {"entry": json.dumps(encoded.tree)}))
+        content = safetensors.torch.save(tensors, {"entry": json.dumps(encoded.tree)})
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_aside(self._path(self.count + 1), content)
+        except OSError as error:
+            raise InputError(
+                f"Cannot write down what has arrived in '{self._folder}' ({error.strerror}): the run has stopped. Make room, "
+                "then run the same again: it goes on from here, and asks again for what was not written."
+            ) from None
         self.count += 1
 
     def read(self) -> list[Entry]:

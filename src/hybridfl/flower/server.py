@@ -12,7 +12,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from hybridfl.errors import InputError
+from hybridfl.errors import InputError, require_seed
 from hybridfl.flower.deployment import Deployment
 from hybridfl.flower.heard import Heard, Scoring
 from hybridfl.flower.journal import Journaled
@@ -36,14 +36,22 @@ def server_app(build: Callable[[Context], Deployment]) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        torch.manual_seed(int(context.run_config.get("seed", 0)))  # a model's first weights are the run's as well
         try:
+            _seed_first_weights(context)
             serve(build(context), grid)
         except InputError as error:
             log.error("%s", error)  # Flower's own report of it is a traceback
             raise
 
     return app
+
+
+def _seed_first_weights(context: Context) -> None:
+    """A model that is made at random is made by the run's seed."""
+    seed = context.run_config.get("seed", 0)
+    if isinstance(seed, int):  # what else it may be is refused when the deployment is made
+        require_seed(seed)
+        torch.manual_seed(seed)
 
 
 def serve(
