@@ -50,6 +50,12 @@ def process(*arguments: object, cwd: Path | None = None) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120, check=False)
 
 
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A comparison's report takes longer than its runs."""
+    monkeypatch.setattr("hybridfl.cli._report", lambda *arguments, **options: None)
+
+
 def test_run_leaves_its_folder_and_says_where(tmp_path: Path) -> None:
     options = [option for option in SMALL if option != "--quiet"]
     result = hybridfl("run", "--rounds", 5, "--seed", 3, "--out", tmp_path / "r", *options)
@@ -221,6 +227,7 @@ def test_a_folder_with_another_configuration_is_left_alone(tmp_path: Path) -> No
     assert (tmp_path / "r" / "records.jsonl").read_bytes() == before
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -238,6 +245,7 @@ def test_runs_that_cannot_be_compared_do_not_share_a_folder(other: list[str], me
         hybridfl("compare", "--algorithms", "fedasync", *common, *other)
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_second_comparison_may_add_algorithms_and_seeds(tmp_path: Path) -> None:
     common = ["--out", tmp_path, "--seconds", "3", *SMALL]
     hybridfl("compare", "--algorithms", "hfl", "--seeds", 1, *common)
@@ -282,6 +290,7 @@ def test_an_interrupted_run_leaves_what_was_recorded(tmp_path: Path) -> None:
     assert len(load(tmp_path / "r").records) >= 3
 
 
+@pytest.mark.usefixtures("no_report")
 def test_the_table_holds_the_algorithms_asked_for(tmp_path: Path) -> None:
     """Others in the folder stay for the report."""
     common = ["--seeds", "1", "--seconds", "3", "--out", tmp_path, "--json", *SMALL]
@@ -400,6 +409,7 @@ class TestResume:
         with pytest.raises(InputError, match="cannot be made again from what it says of itself"):
             hybridfl("resume", folder)
 
+    @pytest.mark.usefixtures("no_report")
     def test_a_comparison_goes_on_by_the_same_command_and_by_resume(self, tmp_path: Path) -> None:
         options = ("--algorithms", "hfl,fedavg,fedbuff", "--seeds", 2, "--rounds", 4, "--devices", 12, "--epochs", 1)
         assert hybridfl("compare", *options, "--out", tmp_path / "whole").exit_code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from hybridfl.flower.wire import Enrolment
@@ -28,7 +29,11 @@ class Roster:
         return len(self.names)
 
     def node_of(self, device: int) -> int | None:
-        return {place: node for node, place in self.nodes}.get(device)
+        return self._node_by_device.get(device)
+
+    @cached_property
+    def _node_by_device(self) -> Mapping[int, int]:
+        return {device: node for node, device in self.nodes}
 
     def with_enrolments(self, enrolments: Iterable[tuple[int, Enrolment]]) -> Roster:
         """With these nodes: each as the device its name has been, or else as a new one. Those at once go by their names.
