@@ -34,6 +34,7 @@ from hybridfl.tally import Snapshot
 from hybridfl.task import Task
 from hybridfl.tasks import Synthetic
 from hybridfl.timing import PaperDelays
+from hybridfl.vectors import flatten
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
@@ -185,6 +186,19 @@ def test_any_model_with_more_jobs_than_slots_and_in_whatever_company(which: int)
     for place in (0, 20, 44):
         [alone] = trainer([on_gpu(wanted[place])])
         assert torch.equal(alone.weights, together[place].weights)
+
+
+@needs_gpu
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["mlp", "lstm", "softmax"])
+def test_a_device_for_itself(which: int) -> None:
+    """As a real device trains: nobody else is there."""
+    linear = Task("softmax", samples("bytes", 50), samples("bytes", 50), LogisticRegression(50, 10), l2=1e-3)
+    task, tolerance = [*models(), (linear, 2e-6)][which]
+    own = task.train.with_rows([task.train.rows(1)]).at_place(3)
+    alone = dataclasses.replace(task, train=own, test=own)
+    for drift in (None, 0.01 * torch.ones_like(flatten(task.model))):
+        job = Job(3, 0, flatten(task.model), Work(2, 16, 0.1), 0.0, drift=drift)
+        assert_same(trainer_for(alone, 5, CUDA)([on_gpu(job)]), trainer_for(alone, 5)([job]), tolerance)
 
 
 class StartsFromAState(nn.Module):

@@ -26,7 +26,8 @@ from hybridfl.vectors import unflatten
 
 SLOTS = (32, 16, 8, 4, 2, 1)
 """Jobs that take their steps at once: the first number for which the GPU's memory suffices. It does not depend on how many
-jobs there are, because cuBLAS rounds a stack of another height differently."""
+jobs there are, because cuBLAS rounds a stack of another height differently. A device for itself has one slot: there is nobody
+else to fill others."""
 _TABLE = 256
 """Steps whose samples are named to the GPU at a time."""
 
@@ -44,6 +45,7 @@ class GraphSGD:
         check_trainable(model)
         self._samples, self._model, self._loss, self._l2, self._seed = samples, model, loss, l2, seed
         self._widest = int(samples.num_samples.max())
+        self._slot_numbers = SLOTS if np.count_nonzero(samples.num_samples) > 1 else SLOTS[-1:]
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
         return self.together([(self, jobs)])[0]
@@ -72,7 +74,7 @@ class GraphSGD:
         """What is recorded in a graph: jobs of one kind share it. A model's buffers are its own."""
         model = id(self._model) if any(True for _ in self._model.buffers()) else repr(self._model)
         data = id(self._samples.inputs), id(self._samples.targets), self._samples.scale
-        return model, data, self._loss, self._l2, self._batch_size(job), _Terms.of(job)
+        return model, data, self._slot_numbers, self._loss, self._l2, self._batch_size(job), _Terms.of(job)
 
     def _batch_size(self, job: Job) -> int:
         return min(job.work.batch_size, self._widest)
@@ -80,12 +82,13 @@ class GraphSGD:
     def _slots(self, job: Job) -> _Slots:
         data = _Inputs(resident(self._samples.inputs), resident(self._samples.targets), self._samples.scale)
         terms = _Terms.of(job)
-        for number in SLOTS[:-1]:
+        *many, fewest = self._slot_numbers
+        for number in many:
             try:
                 return _Slots(self._model, self._loss, self._l2, data, self._batch_size(job), terms, number)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
-        return _Slots(self._model, self._loss, self._l2, data, self._batch_size(job), terms, SLOTS[-1])
+        return _Slots(self._model, self._loss, self._l2, data, self._batch_size(job), terms, fewest)
 
     def _prepared(self, job: Job) -> _Prepared:
         batches = Batches.of([job], self._samples, self._seed)

@@ -18,6 +18,7 @@ import torch
 from flwr.app import Array, Context, Error, Message
 
 from flower_link import Answer, Link
+from hybridfl.algorithms.drift import DriftControl
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.guard import Guard
@@ -158,6 +159,22 @@ def test_the_simulator_with_the_same_arrivals_makes_the_same_model(algorithm: Al
         if moment.state.version == 6:
             break
     assert same(unflatten(TASK.model, moment.state.weights), model_in(tmp_path))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("hidden", [None, 200], ids=["softmax", "mlp"])
+def test_devices_may_train_on_a_gpu(hidden: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if hidden is not None:
+        model = torch.nn.Sequential(torch.nn.Linear(60, hidden), torch.nn.GELU(), torch.nn.Linear(hidden, 10))
+        monkeypatch.setitem(globals(), "TASK", replace(TASK, model=model))
+    for place in ("cpu", "cuda"):
+        fleet = Fleet()
+        for node in fleet.link.nodes:
+            node.context.node_config |= {"device": place, "answers": str(tmp_path / f"answers-{place}")}
+        fleet.serve(deployment(tmp_path / place, HFL(drift=DriftControl()), rounds=4))
+    found = model_in(tmp_path / "cuda")
+    for name, weights in model_in(tmp_path / "cpu").items():
+        torch.testing.assert_close(found[name], weights, rtol=0, atol=5e-6)
 
 
 def test_resume_says_how_a_deployment_goes_on(tmp_path: Path) -> None:
@@ -304,6 +321,17 @@ class TestBadDevices:
         ):
             Fleet().serve(replace(other, model=torch.nn.Linear(50, 10)))
         assert "Device 0's job is lost: its app failed" in caplog.text
+
+    def test_a_device_that_is_to_train_where_it_cannot_does_not_enrol(
+        self, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    ) -> None:
+        fleet = Fleet()
+        fleet.link.nodes[0].context.node_config["device"] = "tpu"
+        with caplog.at_level(logging.WARNING):
+            fleet.serve(deployment(tmp_path, devices=3, rounds=2))
+        assert (
+            "does not enrol: its app failed: InputError: Unknown device 'tpu': give auto, cpu or cuda." in caplog.text
+        )
 
     @pytest.mark.parametrize("guard", [None, Guard()], ids=["guard-off", "guard-on"])
     def test_a_wrong_shape_is_a_lost_job_with_and_without_a_guard(self, guard: Guard | None, tmp_path: Path) -> None:

@@ -9,15 +9,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from hybridfl.engines import trainer_for
+from hybridfl.engines import device_named, trainer_for
 from hybridfl.errors import InputError
 from hybridfl.evaluation import ModuleForward
 from hybridfl.flower.answers import Answers
 from hybridfl.flower.wire import Enrolment, enrolment_content, read_job, update_content
-from hybridfl.protocol import LocalScores, Vector
+from hybridfl.protocol import Job, LocalScores, Update, Vector
 from hybridfl.task import Task
 
 log = logging.getLogger("flwr.hybridfl")
@@ -33,6 +34,7 @@ def client_app(load: Load) -> ClientApp:
     """A ClientApp that does hybridfl's jobs on the task that `load` makes of the node's context.
 
     Flower starts a process for every message, so `load` should be quick: keep what it prepares on the device's disk.
+    With `device` in its node-config ("cuda", or "auto": a GPU if there is one) it trains there, not on the CPU.
     With `at-least-seconds` in its node-config a device takes so long for every job: a straggler, to try things out.
     One with `answers` there keeps its last answer in that folder: a server that was restarted and asks again
     gets it at once.
@@ -42,6 +44,7 @@ def client_app(load: Load) -> ClientApp:
     @app.query("enrol")
     @answering
     def enrol(message: Message, context: Context) -> RecordDict:
+        _place_of(context)  # a mistake there is better known now than with the first job
         num_samples = int(_one_device(load(context)).train.num_samples[0])
         return enrolment_content(Enrolment(num_samples, name_of(context)))
 
@@ -54,7 +57,7 @@ def client_app(load: Load) -> ClientApp:
         if kept is not None and (found := kept.find(job, terms)) is not None:
             return update_content(found)
         task = _one_device(load(context))
-        (update,) = trainer_for(replace(task, train=task.train.at_place(job.device)), terms.seed)([job])
+        update = trained(task, job, terms.seed, _place_of(context))
         if terms.with_scores:
             update = replace(update, scores=scores_of(task, job.weights))
         left = float(context.node_config.get("at-least-seconds", 0)) - (time.monotonic() - started_at)
@@ -64,6 +67,14 @@ def client_app(load: Load) -> ClientApp:
         return update_content(update)
 
     return app
+
+
+def trained(task: Task, job: Job, seed: int, place: torch.device) -> Update:
+    """A job done on the samples of the task's one device, by the CPU or a GPU."""
+    trainer = trainer_for(replace(task, train=task.train.at_place(job.device)), seed, place)
+    drift = None if job.drift is None else job.drift.to(place)
+    (update,) = trainer([replace(job, weights=job.weights.to(place), drift=drift)])
+    return replace(update, job=job, weights=update.weights.cpu(), train_loss=float(update.train_loss))
 
 
 def answering(handler: Callable[[Message, Context], RecordDict]) -> Callable[[Message, Context], Message]:
@@ -93,6 +104,11 @@ def scores_of(task: Task, weights: Vector) -> LocalScores | None:
         return None
     losses, right = ModuleForward(task.model, task.loss)(weights, task.test, task.test.index)
     return LocalScores(float(losses.double().mean()), float(right.double().mean()), len(losses))
+
+
+def _place_of(context: Context) -> torch.device:
+    """Where the device trains."""
+    return device_named(str(context.node_config.get("device", "cpu")))
 
 
 def _one_device(task: Task) -> Task:
