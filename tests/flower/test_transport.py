@@ -218,6 +218,21 @@ class TestAbsence:
         (lost,) = setting.ask(1).lost
         assert (lost.reason, lost.is_fault) == ("its node is offline", False)
 
+    def test_who_goes_and_comes_is_said(self, caplog: pytest.LogCaptureFixture) -> None:
+        setting = Setting(device("a"), device("b")).enrolled()
+        with caplog.at_level(logging.INFO):
+            for change, said in (
+                ((setting.link.cut, 0), "Device 0 (a) is offline."),
+                ((setting.link.cut, 1), "None of the fleet's 2 devices is online: the run waits for them."),
+                ((setting.link.turn_on, 0), "Device 0 (a) is online."),
+            ):
+                caplog.clear()
+                act, number = change
+                act(setting.nodes[number])
+                setting.send(wake_in=1)
+                setting.transport.receive()
+                assert caplog.text.count(said) == 1
+
     def test_with_nothing_to_wait_for_whoever_comes_online_ends_the_wait(self) -> None:
         setting = Setting(device("a")).enrolled()
         setting.link.cut(setting.nodes[0])

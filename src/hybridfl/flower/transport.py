@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -19,6 +20,8 @@ from hybridfl.flower.reception import Reception
 from hybridfl.flower.roster import Roster
 from hybridfl.flower.wire import ENROL, TRAIN, Terms, Unreadable, job_content, read_update
 from hybridfl.protocol import Fleet, Inbox, Job, Lost, Outbox, Update
+
+log = logging.getLogger("flwr.hybridfl")
 
 
 @dataclass(eq=False)
@@ -156,7 +159,15 @@ class FlowerTransport:
         """Who is online; whoever is new is asked who they are."""
         self._post.look()
         self._reception.ask(self.roster)
-        self.online_devices = self._online_of(self.roster)
+        before, self.online_devices = self.online_devices, self._online_of(self.roster)
+        self._say_who_moved(before)
+
+    def _say_who_moved(self, before: frozenset[int]) -> None:
+        for device in sorted(before ^ self.online_devices):
+            is_back = device in self.online_devices
+            log.info("Device %d (%s) is %s.", device, self.roster.names[device], "online" if is_back else "offline")
+        if before and not self.online_devices:
+            log.warning("None of the fleet's %d devices is online: the run waits for them.", len(self.roster))
 
     def _online_of(self, roster: Roster) -> frozenset[int]:
         return frozenset(device for node, device in roster.nodes if node in self._post.nodes)
