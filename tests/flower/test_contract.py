@@ -61,7 +61,7 @@ def on_flower(seconds: Sequence[float]) -> Transport:
     link = Link()
     for device, each in enumerate(seconds):
         link.add(towards_app(device + 1, f"partition-{device}"), each)
-    patience = Patience(poll=0.005, node=20.0)
+    patience = Patience(poll=0.005, node=20.0, fetch=20.0, requests=1e5)
     transport = FlowerTransport(link.grid, patience=patience, clock=link.clock, sleep=link.sleep)
     transport.enrol(len(seconds))
     transport._started_at = link.now  # a run begins when all are there

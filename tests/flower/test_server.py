@@ -41,7 +41,7 @@ from hybridfl.vectors import flatten, unflatten
 
 DEVICES = 4
 TASK: Task = Synthetic(1, 1).build(DEVICES, seed=0)
-PATIENCE = Patience(poll=0.05, node=100.0)
+PATIENCE = Patience(poll=0.05, node=100.0, fetch=20.0)
 
 
 def load_part(context: Context) -> Task:

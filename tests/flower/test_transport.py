@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fakes import Towards
@@ -22,7 +26,7 @@ from hybridfl.flower.transport import FlowerTransport
 from hybridfl.flower.wire import ENROL, Enrolment, enrolment_content, read_job, update_content
 from hybridfl.protocol import Inbox, Job, Outbox, Work
 
-PATIENCE = Patience(poll=0.1, node=100.0, restart=5.0, enrol=30.0)
+PATIENCE = Patience(poll=0.1, node=100.0, restart=5.0, settle=30.0, fetch=20.0)
 
 
 def job(device: int, version: int = 0, sent_at: float = 0.0) -> Job:
@@ -50,12 +54,33 @@ def device(name: str = "", num_samples: int = 5, answer: RecordDict | Error | No
     return app
 
 
+class Odd:
+    """A Grid that does something of its own, in the thread that asks, when a node's update is fetched."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.of: Mapping[int, Callable[[], object]] = {}
+        self.asked: list[list[str]] = []
+        self._grid = grid
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        self.asked.append(list(message_ids))
+        replies = list(self._grid.pull_messages(self.asked[-1]))
+        for reply in replies:
+            if not reply.has_content() or "enrolment" not in reply.content:
+                self.of.get(reply.metadata.src_node_id, lambda: None)()
+        return replies
+
+
 class Setting:
-    def __init__(self, *apps: Answer, roster: Roster = Roster()) -> None:
+    def __init__(self, *apps: Answer, roster: Roster = Roster(), patience: Patience = PATIENCE) -> None:
         self.link = Link()
         self.nodes: list[Node] = [self.link.add(app) for app in apps]
+        self.grid = Odd(self.link.grid)
         self.transport = FlowerTransport(
-            self.link.grid, roster=roster, patience=PATIENCE, clock=self.link.clock, sleep=self.link.sleep
+            cast(Grid, self.grid), roster=roster, patience=patience, clock=self.link.clock, sleep=self.link.sleep
         )
 
     def enrolled(self) -> Setting:
@@ -387,6 +412,57 @@ class TestAnswers:
     def test_what_flower_itself_says_is_no_fault_of_the_device(self) -> None:
         (lost,) = Setting(device("a", answer=Error(5, "node"))).enrolled().ask(0).lost
         assert (lost.reason, lost.is_fault) == ("its node is gone", False)
+
+    def test_an_answer_on_which_flower_itself_chokes_is_a_fault_and_costs_nobody_else(self) -> None:
+        def choke() -> None:
+            raise ValueError("Error parsing message\x1b[31m" + 1000 * "!")
+
+        setting = Setting(*(device(f"partition-{n}") for n in range(3))).enrolled()
+        setting.grid.of = {setting.nodes[1].node_id: choke}
+        inbox = setting.ask(0, 1, 2)
+        assert [update.job.device for update in inbox.updates] == [0, 2]
+        (lost,) = inbox.lost
+        assert (lost.job.device, lost.is_fault) == (1, True)
+        assert lost.reason.startswith(
+            "its app failed: an answer that cannot be read (ValueError: Error parsing message?[31m!!!"
+        )
+        assert len(lost.reason) < 250
+
+    def test_who_uploads_slowly_keeps_nobody_waiting(self) -> None:
+        patience = replace(PATIENCE, fetch=0.2)
+        setting = Setting(*(device(f"partition-{n}") for n in range(3)), patience=patience).enrolled()
+        is_whole = threading.Event()
+        setting.grid.of = {setting.nodes[1].node_id: is_whole.wait}
+        inbox = setting.ask(0, 1, 2)
+        assert [update.job.device for update in inbox.updates] == [0, 2]
+        setting.link.cut(setting.nodes[1])
+        setting.send(job(0, 1), wake_in=2 * PATIENCE.node)
+        assert [update.job.device for update in setting.transport.receive().updates] == [0]
+        setting.send(wake_in=2 * PATIENCE.node)
+        assert not setting.transport.receive().devices, "an answer that is on its way is not given up"
+        is_whole.set()
+        setting.send()
+        inbox = setting.transport.receive()
+        assert [update.job.device for update in inbox.updates] == [1]
+
+    def test_an_answer_that_was_announced_and_never_came_is_a_fault(self) -> None:
+        said = "Reply message objects are unavailable. The sender may not have completed the upload"
+        (lost,) = Setting(device("a", answer=Error(3, said)), device("b")).enrolled().ask(0).lost
+        assert (lost.reason, lost.is_fault) == ("its answer was never uploaded whole", True)
+
+    def test_a_superlink_is_not_asked_more_often_for_a_larger_fleet(self) -> None:
+        patience = replace(PATIENCE, requests=50.0)
+        setting = Setting(*(device(f"partition-{n}") for n in range(12)), patience=patience).enrolled()
+        setting.grid.asked.clear()
+        setting.send(*map(job, range(12)))
+        answered: list[int] = []
+        while len(answered) < 12:
+            answered += [update.job.device for update in setting.transport.receive().updates]
+            setting.send()
+        assert sorted(answered) == list(range(12))
+        looks = setting.link.now / PATIENCE.poll
+        assert 12 <= len(setting.grid.asked) <= 5 * looks
+        assert all(len(ids) == 1 for ids in setting.grid.asked)
 
     def test_a_pickle_is_not_loaded(self) -> None:
         array = np.array([print], dtype=object)

@@ -12,6 +12,7 @@ import torch
 from hybridfl.data.federated import Samples
 from hybridfl.evaluation import ModuleForward, Scores
 from hybridfl.flower.deployment import Deployment
+from hybridfl.flower.wire import MOST_LOSS
 from hybridfl.protocol import Fleet, LocalScores, Update, Vector
 
 
@@ -25,8 +26,8 @@ class Heard:
     def listen(self, updates: Iterable[Update]) -> None:
         """To be told of merged updates only: what else is said may be a lie."""
         for update in updates:
-            if math.isfinite(update.train_loss):
-                self.losses[update.job.device] = float(update.train_loss)
+            if abs(loss := float(update.train_loss)) <= MOST_LOSS:
+                self.losses[update.job.device] = loss
             if update.scores is not None:
                 self.scores[update.job.device] = update.scores
 

@@ -42,7 +42,7 @@ class Roster:
         """
         roster = self
         for node, enrolment in sorted(enrolments, key=lambda pair: (_in_order(pair[1].name), pair[0])):
-            name = enrolment.name or f"node-{node}"
+            name = enrolment.name_of(node)
             if name in roster.names:
                 device = roster.names.index(name)
                 others = tuple((each, place) for each, place in roster.nodes if place != device and each != node)

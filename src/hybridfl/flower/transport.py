@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from hybridfl.errors import InputError
 from hybridfl.flower.patience import Patience
 from hybridfl.flower.post import Failed, Post, content_of
-from hybridfl.flower.reception import Reception
+from hybridfl.flower.reception import OWN_NAMES, Reception
 from hybridfl.flower.roster import Roster
 from hybridfl.flower.wire import ENROL, TRAIN, Terms, Unreadable, job_content, read_update
 from hybridfl.protocol import Fleet, Inbox, Job, Lost, Outbox, Update
@@ -65,7 +65,7 @@ class FlowerTransport:
         self._clock, self._sleep = clock, sleep
         self._started_at = clock() - now
         self._post = Post(grid, patience)
-        self._reception = Reception(self._post, patience, clock)
+        self._reception = Reception(self._post)
         self._sent: dict[str, _Sent] = {}
         self._undelivered: list[Lost] = []
         self._wake_at: float | None = None
@@ -94,20 +94,33 @@ class FlowerTransport:
             self._look()
 
     def enrol(self, at_least: int, seconds: float = math.inf) -> None:
-        """Wait until so many devices belong to the fleet, and whoever else was seen has answered."""
-        until = self.now + seconds
+        """Wait until so many devices belong to the fleet, and a little longer for others that were seen."""
+        until, settled_at = self.now + seconds, math.inf
         while True:
             self._look()
-            found = len(self._reception.admitted(self.roster))
-            if found >= at_least and (not self._reception.is_asking or self.now >= until):
+            asking, found = self._reception.asking, len(self._reception.admitted(self.roster))
+            if found >= at_least and settled_at == math.inf:
+                settled_at = min(self.now + self._patience.settle, until)
+                if asking:
+                    log.info("%d devices have enrolled; %d nodes have not said yet who they are.", found, len(asking))
+            if found >= at_least and (not asking or self.now >= settled_at):
                 self._join()
                 return
             if self.now >= until:
-                raise InputError(
-                    f"{found} devices of the {at_least} wanted have enrolled within {seconds:g} s: start more SuperNodes, ask "
-                    "for fewer, or wait longer."
-                )
+                raise InputError(self._too_few(found, at_least, seconds))
             self._sleep(self._patience.poll)
+
+    def _too_few(self, found: int, at_least: int, seconds: float) -> str:
+        silent = f" ({len(self._reception.asking)} have not answered)" if self._reception.asking else ""
+        if self._reception.namesakes:
+            several = ", ".join(
+                f"{len(nodes)} nodes say they are '{n}'" for n, nodes in self._reception.namesakes.items()
+            )
+            return f"{found} devices of the {at_least} wanted have enrolled: {several}; {OWN_NAMES}"
+        return (
+            f"{found} devices of the {at_least} wanted have enrolled within {seconds:g} s{silent}: start more SuperNodes, ask "
+            "for fewer, or wait longer."
+        )
 
     def send(self, outbox: Outbox) -> None:
         self._wake_at = outbox.wake_at
@@ -127,12 +140,14 @@ class FlowerTransport:
             return
         message_id = self._post.push(job_content(job, self._terms), node, TRAIN)
         if message_id is None:
-            self._undelivered.append(Lost(job, "Flower does not know its node"))
+            self._undelivered.append(Lost(job, "Flower does not take it: its node is unknown, or the model too large"))
         else:
             self._sent[message_id] = _Sent(job, node, self._post.nodes[node].activated_at)
 
     def receive(self) -> Inbox:
         before = self.online_devices
+        if self._undelivered:
+            self._sleep(self._patience.poll)  # who cannot be reached now is not asked again in the same instant
         while True:
             self._look()
             updates, lost = self._arrived()
@@ -194,8 +209,9 @@ class FlowerTransport:
                 lost.append(Lost(job, str(error), is_fault=True))
         self._probe()
         for message_id, sent in list(self._sent.items()):
-            if (reason := self._given_up(sent)) is not None:
+            if not self._post.is_fetching(message_id) and (reason := self._given_up(sent)) is not None:
                 del self._sent[message_id]
+                self._post.forget(message_id)
                 lost.append(Lost(sent.job, reason))
         return updates, lost
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -23,11 +22,21 @@ _HEADER = 1024
 
 MOST_SAMPLES = 10**12
 """Nobody holds more."""
+MOST_LOSS = 1e6
+"""A loss beyond this is nobody's."""
+NAMELESS = "node-"
+"""What the names of those begin with that have given none."""
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 class Unreadable(ValueError):  # noqa: N818 - whoever catches it reads what happened
     """An answer is not what was asked for; the message says what it is instead."""
+
+
+def plain(words: object, most: int = 200) -> str:
+    """What a stranger says, fit for a log: short, in one line, and nothing that a terminal would act on."""
+    line = " ".join(str(words)[: 2 * most].split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)[:most]
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,10 @@ class Enrolment:
 
     num_samples: int
     name: str = ""
+
+    def name_of(self, node: int) -> str:
+        """What its node is known by."""
+        return self.name or f"{NAMELESS}{node}"
 
 
 @dataclass(frozen=True)
@@ -128,7 +141,11 @@ def read_enrolment(content: RecordDict) -> Enrolment:
         raise Unreadable(f"no enrolment: {_outline(content)}") from None
     is_count = isinstance(num_samples, int) and 1 <= num_samples <= MOST_SAMPLES
     if not is_count or not isinstance(name, str) or len(name) > 200:
-        raise Unreadable(f"an enrolment with {str(num_samples)[:20]} samples and the name {str(name)[:20]!r}")
+        raise Unreadable(f"an enrolment with {plain(num_samples, 20)} samples and the name {plain(name, 20)!r}")
+    if not name.isprintable() or name.startswith(NAMELESS):
+        raise Unreadable(
+            f"the name {plain(name, 40)!r}: give it one that can be printed and does not begin with '{NAMELESS}'"
+        )
     return Enrolment(int(num_samples), name)  # type: ignore[arg-type]  # it is one, as was just checked
 
 
@@ -149,27 +166,27 @@ def _vector(array: Array) -> Vector:
         numbers = np.frombuffer(array.data, dtype, offset=file.tell())
         return torch.from_numpy(numbers.reshape(shape).copy())
     except Exception as error:  # whatever a stranger's bytes bring about: numpy alone raises a dozen kinds
-        raise Unreadable(f"an array that cannot be read ({type(error).__name__}: {str(error)[:80]})") from None
+        raise Unreadable(f"an array that cannot be read ({type(error).__name__}: {plain(error, 80)})") from None
 
 
 def _scores(loss: Any, accuracy: Any, num_samples: Any) -> LocalScores | None:
     """Scores that cannot be true are none: they have no part in training, so nothing else is refused for them."""
     if not all(isinstance(n, int | float) for n in (loss, accuracy)) or not isinstance(num_samples, int):
         return None
-    can_be_true = math.isfinite(loss) and 0 <= accuracy <= 1 and 1 <= num_samples <= MOST_SAMPLES
+    can_be_true = abs(loss) <= MOST_LOSS and 0 <= accuracy <= 1 and 1 <= num_samples <= MOST_SAMPLES
     return LocalScores(float(loss), float(accuracy), num_samples) if can_be_true else None
 
 
 def _number(config: ConfigRecord, name: str) -> float:
     value = config[name]
     if not isinstance(value, int | float):
-        raise Unreadable(f"{name} is {str(value)[:20]!r}")
+        raise Unreadable(f"{name} is {plain(value, 20)!r}")
     return value
 
 
 def _outline(content: object) -> str:
     return (
-        f"it has {', '.join(map(str, list(content)[:5])) or 'nothing'}"
+        f"it has {', '.join(plain(name, 20) for name in list(content)[:5]) or 'nothing'}"
         if isinstance(content, RecordDict)
         else "nothing"
     )
