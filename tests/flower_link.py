@@ -27,6 +27,7 @@ class Node:
     app: ClientApp | Answer
     seconds: float
     context: Context
+    enrol_seconds: float = 0.0
     is_on: bool = True
     at_work: tuple[float, Message] | None = None
     queue: list[Message] = field(default_factory=list)
@@ -105,7 +106,7 @@ class Link:
                 self.most_out = max(self.most_out, len(node.queue) + (node.at_work is not None))
             if node.is_on and node.at_work is None and node.queue:
                 message = node.queue.pop(0)
-                seconds = 0.0 if message.metadata.message_type.startswith("query") else node.seconds
+                seconds = node.enrol_seconds if message.metadata.message_type.startswith("query") else node.seconds
                 reply = node.app(message, node.context)
                 reply.metadata.__dict__["_message_id"] = secrets.token_hex(16)
                 node.at_work = self.now + seconds, reply

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -20,7 +22,7 @@ def certificates(
     host: Annotated[
         list[str], typer.Option("--host", help="A name or address of the server; give it for each there is.")
     ] = ["localhost", "127.0.0.1"],  # noqa: B006 - typer copies it
-    days: Annotated[int, typer.Option(min=1, help="How long they are good for.")] = 825,
+    days: Annotated[int, typer.Option(min=1, max=36_500, help="How long they are good for.")] = 825,
 ) -> None:
     """Make an authority and a server's certificate, for TLS between devices and server.
 
@@ -31,7 +33,9 @@ def certificates(
     _require_flower()
     from hybridfl.flower.credentials import make_certificates
 
-    for path in make_certificates(folder, host, days):
+    with _writing(folder):
+        made = make_certificates(folder, host, days)
+    for path in made:
         typer.echo(f"{path}")
 
 
@@ -51,7 +55,9 @@ def keys(
     _require_flower()
     from hybridfl.flower.credentials import make_keys
 
-    for path in make_keys(folder, [f"{prefix}{number}" for number in range(first, first + count)]):
+    with _writing(folder):
+        made = make_keys(folder, [f"{prefix}{number}" for number in range(first, first + count)])
+    for path in made:
         typer.echo(f"{path} {path}.pub")
 
 
@@ -75,7 +81,8 @@ def proxy(
             raise InputError(
                 f"There is no '{certificates / name}': run `hybridfl deploy certificates {certificates}` first."
             )
-    state.mkdir(parents=True, exist_ok=True)
+    with _writing(state):
+        state.mkdir(parents=True, exist_ok=True)
     typer.echo(nginx_config(certificates, state, listen, superlink, largest), nl=False)
 
 
@@ -111,14 +118,27 @@ def local(
         typer.echo(f"{devices} devices at {fleet.address}, logs in '{folder}'. Another terminal:\n")
         typer.echo(f"  FLWR_HOME={fleet.home.resolve()} flwr run examples/flower {name} --stream\n")
         typer.echo("Ctrl-C ends it.")
+        ended: set[str] = set()
         try:
             while True:
                 for label, process in fleet.processes.items():
-                    if process.poll() is not None:
-                        raise InputError(f"{label} has ended: see '{folder / f'{label}.log'}'.")
+                    if process.poll() is not None and label not in ended:
+                        ended.add(label)
+                        where = f"{label} has ended: see '{folder / f'{label}.log'}'."
+                        if label == "superlink":
+                            raise InputError(where)
+                        typer.echo(where)
                 time.sleep(0.5)
         except KeyboardInterrupt:
             typer.echo("Stopping.")
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"Cannot write to '{folder}' ({error.strerror}): choose another folder.") from None
 
 
 def _require_flower() -> None:

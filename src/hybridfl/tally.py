@@ -102,7 +102,7 @@ class Tally:
             reason = last.discarded or last.refused or last.lost
             raise InputError(
                 f"{self.in_vain} times in a row all that came was in vain, the last time as '{reason}', so no version will "
-                "ever be made: give devices more time, or fewer faults, or end the run after --seconds."
+                "ever be made: give devices more time, or fewer faults, or end the run after so many seconds."
             )
 
     def draft(self, version: int, seconds: float, weights: Vector) -> Draft:

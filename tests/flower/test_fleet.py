@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import shutil
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -94,10 +96,10 @@ def test_the_superlink_is_killed_and_started_again(trial: Trial, tmp_path: Path)
 
 
 class Forwarder:
-    """A link that can be cut: what connects to `port` reaches `target`, until it does not."""
+    """A link that can be cut: what connects to `port` reaches `target`, until it does not. `rate`: bytes a second, upwards."""
 
-    def __init__(self, target: int, port: int) -> None:
-        self.port, self._target = port, target
+    def __init__(self, target: int, port: int, rate: float = math.inf) -> None:
+        self.port, self._target, self._rate = port, target, rate
         self._is_cut = False
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", port))
@@ -126,14 +128,15 @@ class Forwarder:
                     continue
                 far = socket.create_connection(("127.0.0.1", self._target))
                 self._open += [near, far]
-                for one, other in ((near, far), (far, near)):
-                    threading.Thread(target=_pour, args=(one, other), daemon=True).start()
+                for one, other, rate in ((near, far, self._rate), (far, near, math.inf)):
+                    threading.Thread(target=_pour, args=(one, other, rate), daemon=True).start()
 
 
-def _pour(one: socket.socket, other: socket.socket) -> None:
+def _pour(one: socket.socket, other: socket.socket, rate: float) -> None:
     with contextlib.suppress(OSError):
-        while data := one.recv(65536):
+        while data := one.recv(16384):
             other.sendall(data)
+            time.sleep(len(data) / rate)
     for each in (one, other):
         with contextlib.suppress(OSError):
             each.close()
@@ -157,18 +160,88 @@ def test_a_link_that_is_cut_for_90_seconds_loses_nothing(trial: Trial) -> None:
     assert max(b.seconds - a.seconds for a, b in itertools.pairwise(run.records[1:])) < 30, "nobody has waited for it"
 
 
+LARGE = """
+
+from torch import nn as _nn
+
+
+def load(context, load=load):
+    return replace(load(context), model=_model())
+
+
+def model_and_test(context):
+    return _model(), None
+
+
+def _model():
+    return _nn.Sequential(_nn.Linear(60, 4000), _nn.ReLU(), _nn.Linear(4000, 10))
+"""
+WITHHOLDING = """
+import sys
+import flwr.supernode.start_client_internal as supernode
+from flwr.supernode.cli.flower_supernode import flower_supernode
+
+upload = supernode.push_object_contents_from_iterable
+uploads = []
+
+
+def withhold(contents, push_object_fn):
+    uploads.append(1)
+    if len(uploads) == 1:  # who it is
+        upload(contents, push_object_fn=push_object_fn)
+
+
+supernode.push_object_contents_from_iterable = withhold
+flower_supernode()
+"""
+
+
+def test_who_uploads_slowly_or_never_keeps_nobody_waiting(trial: Trial, tmp_path: Path) -> None:
+    """A model of a megabyte; one device sends it in half a minute, one says it has an answer and sends nothing of it."""
+    trial.app = shutil.copytree(trial.app, tmp_path / "app")
+    with (trial.app / "hybridfl_app" / "task.py").open("a") as file:
+        file.write(LARGE.replace("from torch", "from dataclasses import replace\nfrom torch"))
+    trial.begin()
+    link = Forwarder(trial.fleet.port, trial.fleet.port + 60, rate=35_000.0)
+    for number in (0, 1):
+        trial.node(number, 4)
+    trial.node(2, 4, {}, "--insecure", "--superlink", f"127.0.0.1:{link.port}")
+    (tmp_path / "withholding.py").write_text(WITHHOLDING)
+    options = ("--insecure", "--superlink", trial.fleet.address, "--port", str(trial.fleet.port + 150))
+    config = ("--node-config", "partition-id=3 num-partitions=4")
+    trial.fleet.start("node-3", Path(sys.executable).name, str(tmp_path / "withholding.py"), *options, *config)
+    trial.run(rounds=0, seconds=100.0, devices=4)
+    run = trial.wait()
+    link.close()
+    check_counted_once(run)
+    first = {number: min(arrival.arrived_at for arrival in of(run, number)) for number in (0, 1, 2)}
+    assert max(first[0], first[1]) + 15 < first[2], "normal answers do not wait for the slow one's upload"
+    assert all(arrival.is_merged for number in (0, 1, 2) for arrival in of(run, number))
+    assert not [arrival for arrival in of(run, 3) if arrival.is_merged]
+    assert run.records[-1].version >= 3
+    assert run.records[-1].seconds < 105, "it ends in time"
+
+
 BAD = '''
 """Devices of every bad kind, by their node-config."""
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.inflatable.inflatable_object import add_header_to_object_body
 from hybridfl_app.task import load
 
 from hybridfl.flower import client_app
 
 good = client_app(load)
 app = ClientApp()
+
+
+class Garbage(ConfigRecord):
+    """What Flower itself cannot read."""
+
+    def deflate(self) -> bytes:
+        return add_header_to_object_body(object_body=bytes(4 * [255]), obj=ConfigRecord())
 
 
 @app.query("enrol")
@@ -185,6 +258,10 @@ def train(message: Message, context: Context) -> Message:
         raise RuntimeError("out of memory")
     if kind == "none":
         return None
+    if kind == "garbage":
+        reply = good(message, context)
+        reply.content["more"] = Garbage({"a": 1})
+        return reply
     arrays = {
         "nan": np.full(610, np.nan, np.float32),
         "shape": np.zeros((2, 3), np.float32),
@@ -199,11 +276,11 @@ def train(message: Message, context: Context) -> Message:
 
 
 def test_whatever_a_device_answers_the_run_completes_without_it(trial: Trial, tmp_path: Path) -> None:
-    """NaN, a wrong shape, nothing at all, an exception, 200 MB."""
+    """NaN, a wrong shape, nothing at all, an exception, 200 MB, what Flower itself cannot read."""
     trial.app = shutil.copytree(trial.app, tmp_path / "app")
     (trial.app / "hybridfl_app" / "client_app.py").write_text(BAD)
     trial.begin()
-    kinds = ("good", "good", "good", "nan", "shape", "none", "exception", "large")
+    kinds = ("good", "good", "good", "nan", "shape", "none", "exception", "large", "garbage")
     for number, kind in enumerate(kinds):
         trial.node(number, len(kinds), {"kind": kind})
     trial.run(rounds=6, devices=len(kinds), guard="on")
@@ -214,7 +291,8 @@ def test_whatever_a_device_answers_the_run_completes_without_it(trial: Trial, tm
     assert reasons[4] == {"shape [2, 3] instead of [610]"}
     assert all("out of memory" in str(reason) for reason in reasons[6])
     assert all("200,000,128 bytes" in str(reason) for reason in reasons[7])
-    for number in (3, 4, 6, 7):
+    assert all("an answer that cannot be read (DecodeError" in str(reason) for reason in reasons[8])
+    for number in (3, 4, 6, 7, 8):
         assert reasons[number], kinds[number]
     for number in range(3, len(kinds)):  # who answers nothing at all may never be heard of again: Flower's node hangs
         assert len(of(run, number)) <= 3, "three faults, and it gets no more jobs"

@@ -14,13 +14,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.app import Context, RecordDict
 from torch import nn
+from typer.testing import CliRunner
 
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL
+from hybridfl.cli_deploy import app
 from hybridfl.errors import InputError
 from hybridfl.flower.answers import Answers
-from hybridfl.flower.configured import deployment_of, part_of
+from hybridfl.flower.configured import deployment_of, part_of, partition_of
 from hybridfl.flower.credentials import make_certificates, make_keys
 from hybridfl.flower.deployment import Deployment
 from hybridfl.flower.journal import Arrived, Entry, Gone, Journal
@@ -60,6 +62,48 @@ class TestCredentials:
         make_keys(tmp_path, ["device-0"])
         with pytest.raises(InputError, match="device-0' is there already"):
             make_keys(tmp_path, ["device-0"])
+
+    @pytest.mark.parametrize(
+        "host", ["", "https://fl.example.org", "fl.example.org:8443", "10.0.0.7/24", "fl example", "-x", 65 * "a"]
+    )
+    def test_a_host_is_a_name_or_an_address(self, host: str, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="is no name or address of a server: give one like"):
+            make_certificates(tmp_path, ["localhost", host])
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("name", ["../device-0", "sub/device-0", ""])
+    def test_a_key_stays_in_its_folder(self, name: str, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match="is no name for a key"):
+            make_keys(tmp_path / "keys", [name])
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"listen": "99999"}, "listen '99999' is not of the form that nginx wants: give 8443"),
+            ({"listen": "8443; include /etc/passwd"}, "listen"),
+            ({"superlink": "nowhere"}, "superlink 'nowhere' .* give 127.0.0.1:8000"),
+            ({"largest": "5quux"}, "largest '5quux' .* give 64m"),
+            ({"state": Path("a$b")}, "folder .* a path without quotes"),
+        ],
+    )
+    def test_nothing_else_gets_into_a_proxys_configuration(
+        self, changes: dict[str, Any], message: str, tmp_path: Path
+    ) -> None:
+        make_certificates(tmp_path, ["localhost"])
+        with pytest.raises(InputError, match=message):
+            nginx_config(**({"certificates": tmp_path, "state": tmp_path} | changes))
+
+    def test_a_proxys_certificate_is_one(self, tmp_path: Path) -> None:
+        (tmp_path / "server.crt").write_text("garbage")
+        with pytest.raises(InputError, match="is no server's certificate"):
+            nginx_config(tmp_path, tmp_path)
+
+    @pytest.mark.parametrize("command", [["certificates"], ["keys"]])
+    def test_a_folder_that_is_none_is_said_in_one_line(self, command: list[str], tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        result = CliRunner().invoke(app, [*command, str(tmp_path / "file" / "folder")])
+        assert isinstance(result.exception, InputError)
+        assert "Not a directory): choose another folder" in str(result.exception)
 
     def test_a_proxy_needs_a_name_to_compare(self, tmp_path: Path) -> None:
         make_certificates(tmp_path / "named", ["10.0.0.7", "fl.example.org"])
@@ -172,6 +216,18 @@ class TestJournal:
         ):
             Journal(tmp_path / "journal").write(entry(1.0))
 
+    def test_entries_after_a_gap_or_in_anothers_place_do_not_count(self, tmp_path: Path) -> None:
+        journal = Journal(tmp_path)
+        for number in range(4):
+            journal.write(entry(float(number)))
+        paths = sorted(tmp_path.iterdir())
+        paths[1].unlink()
+        assert [each.now for each in Journal(tmp_path).read()] == [0.0]
+        assert sorted(tmp_path.iterdir()) == paths[:1], "they would pass for what is written next"
+        paths[0].rename(paths[1])
+        with pytest.raises(InputError, match="it is number 1"):
+            Journal(tmp_path, 1).read()
+
     def test_a_damaged_entry_is_an_error(self, tmp_path: Path) -> None:
         Journal(tmp_path).write(entry(1.0))
         (path,) = tmp_path.iterdir()
@@ -204,6 +260,8 @@ class TestConfiguration:
         [
             ({"rounds": 0, "seconds": 0.0}, "has no end"),
             ({"rounds": "ten"}, "rounds='ten' should be of type int"),
+            ({"rounds": True}, "rounds=True should be of type int"),
+            ({"rounds": 3, "out": ""}, "out='' is no folder"),
             ({"rounds": 3, "algoritm": "hfl"}, "Unknown setting 'algoritm'. Did you mean 'algorithm'"),
             ({"rounds": 3, "algorithm": "hlf"}, "hlf"),
             ({"rounds": 3, "algorithm": "fedavg", "round_seconds": 3.0}, "round-seconds=3 is for HFL"),
@@ -218,6 +276,14 @@ class TestConfiguration:
 
     def test_an_apps_own_settings_are_left_alone(self) -> None:
         assert deployment_of(context(rounds=3, my_folder="x"), MODEL).rounds == 3
+
+    def test_a_device_has_to_know_its_part(self) -> None:
+        def of(config: dict[str, int]) -> tuple[int, int]:
+            return partition_of(Context(1, 1, {**config}, RecordDict(), {}))
+
+        assert of({"partition-id": 1, "num-partitions": 3}) == (1, 3)
+        with pytest.raises(InputError, match="has no num-partitions: start the SuperNode with, say, --node-config"):
+            of({"partition-id": 1})
 
     def test_a_part_of_a_task_is_what_that_device_has(self) -> None:
         task = Synthetic(1, 1).build(5, seed=0)

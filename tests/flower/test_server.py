@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from flwr.app import Array, Context, Error, Message
+from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
 
 from flower_link import Answer, Link
 from hybridfl.algorithms.drift import DriftControl
@@ -333,6 +333,34 @@ class TestBadDevices:
             "does not enrol: its app failed: InputError: Unknown device 'tpu': give auto, cpu or cuda." in caplog.text
         )
 
+    def test_without_a_guard_devices_that_always_fail_end_the_run_with_what_they_say(self, tmp_path: Path) -> None:
+        def failing(message: Message, context: Context) -> Message:
+            if message.metadata.message_type == TRAIN:
+                return Message(Error(2, "no\nmemory\x1b[31m"), reply_to=message)
+            reply: Message = client_app(load_part)(message, context)
+            return reply
+
+        fleet = Fleet((1.0, 1.1), device_0=failing, device_1=failing)
+        with pytest.raises(
+            InputError, match=r"1000 times in a row all .* as 'its app failed: no memory.\[31m', so no version"
+        ):
+            fleet.serve(deployment(tmp_path, FedAvg(Everyone()), devices=2, rounds=3))
+
+    def test_who_is_put_in_quarantine_is_said(self, caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+        def large_names(message: Message, context: Context) -> Message:
+            if message.metadata.message_type == TRAIN:
+                return Message(RecordDict({4_000_000 * "x": ConfigRecord()}), reply_to=message)
+            reply: Message = client_app(load_part)(message, context)
+            return reply
+
+        with caplog.at_level(logging.INFO):
+            Fleet(device_0=large_names).serve(deployment(tmp_path, guard=Guard(), rounds=8))
+        assert caplog.text.count("Device 0 is in quarantine: it gets no more jobs.") == 1
+        reasons = {arrival.lost for arrival in load(tmp_path).arrivals if arrival.device == 0}
+        assert reasons == {f"an answer without weights, steps and loss: it has {20 * 'x'}"}
+        early = [line.levelno for line in caplog.records if "too early" in line.getMessage()]
+        assert set(early) == {logging.INFO}, "nobody has done anything wrong"
+
     @pytest.mark.parametrize("guard", [None, Guard()], ids=["guard-off", "guard-on"])
     def test_a_wrong_shape_is_a_lost_job_with_and_without_a_guard(self, guard: Guard | None, tmp_path: Path) -> None:
         def short(message: Message, context: Context) -> Message:
@@ -349,8 +377,13 @@ class TestBadDevices:
 
     @pytest.mark.parametrize(
         "forged",
-        [{"test_accuracy": math.nan}, {"test_accuracy": 1e6, "test_num_samples": 2**62}, {"train_loss": math.nan}],
-        ids=["nan", "large", "loss"],
+        [
+            {"test_accuracy": math.nan},
+            {"test_accuracy": 1e6, "test_num_samples": 2**62},
+            {"train_loss": math.nan},
+            {"train_loss": 1e308, "test_loss": -1e308},
+        ],
+        ids=["nan", "large", "loss", "large-losses"],
     )
     def test_scores_that_cannot_be_true_are_not_recorded(self, forged: dict[str, float], tmp_path: Path) -> None:
         def lying(message: Message, context: Context) -> Message:

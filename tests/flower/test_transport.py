@@ -133,6 +133,36 @@ class TestEnrolment:
         ):
             setting.transport.enrol(3, seconds=20)
 
+    def test_two_with_one_name_are_told_apart_from_too_few(self, caplog: pytest.LogCaptureFixture) -> None:
+        setting = Setting(device("partition-0"), device("partition-0"))
+        with (
+            caplog.at_level(logging.WARNING),
+            pytest.raises(
+                InputError, match=r"1 devices of the 2 wanted .* 2 nodes say they are 'partition-0'; give each a name"
+            ),
+        ):
+            setting.transport.enrol(2, seconds=20)
+        assert caplog.text.count("all say they are 'partition-0': give each a name, or a partition-id, of its own") == 1
+
+    def test_who_takes_long_to_say_who_it_is_is_asked_once_and_joins(self) -> None:
+        setting = Setting(device("a"), device("b"))
+        setting.nodes[1].enrol_seconds = 400.0
+        setting.transport.enrol(1)
+        assert setting.transport.now == pytest.approx(PATIENCE.settle, abs=1), "the run begins without it"
+        setting.send(wake_in=1000)
+        assert setting.transport.receive().joined == {1}
+        assert setting.transport.now == pytest.approx(400, abs=1)
+        assert setting.nodes[1].answered == 1
+
+    @pytest.mark.parametrize("name", ["node-123", "a\x1b[31m", "a\nb"])
+    def test_a_name_that_is_none_does_not_enrol(self, name: str, caplog: pytest.LogCaptureFixture) -> None:
+        setting = Setting(device("a"), device(name))
+        with caplog.at_level(logging.WARNING):
+            setting.transport.enrol(1)
+        assert setting.transport.roster.names == ("a",)
+        assert "give it one that can be printed and does not begin with 'node-'" in caplog.text
+        assert "\x1b" not in caplog.text
+
     def test_who_keeps_silent_is_not_waited_for_for_ever(self) -> None:
         setting = Setting(device("a"), device("b"))
         setting.link.add(device("c")).is_on = False

@@ -6,7 +6,7 @@ from flwr.app import Context
 from torch import Tensor, nn
 
 from hybridfl import Task
-from hybridfl.flower import part_of
+from hybridfl.flower import part_of, partition_of
 from hybridfl.spelling import read_task
 
 
@@ -16,7 +16,7 @@ def load(context: Context) -> Task:
     Flower starts a process for every message, so this runs for every job: keep what takes long on the device's disk. Your own
     data are `Task.from_devices([(inputs, targets)], model)`; a tenth is held out to score on.
     """
-    partition, partitions = int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    partition, partitions = partition_of(context)
     whole = read_task(str(context.run_config["task"])).build(partitions, int(context.run_config["seed"]))
     return part_of(whole, partition)
 

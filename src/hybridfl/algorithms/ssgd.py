@@ -22,7 +22,10 @@ class SSGD:
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedAvgState, Outbox]:
         if len(fleet) != 1:
-            raise InputError(f"S-SGD trains in one place, but the fleet has {len(fleet)} devices: pool their data.")
+            raise InputError(
+                f"S-SGD trains in one place, but the fleet has {len(fleet)} devices: pool their data, or choose another "
+                "algorithm."
+            )
         return FedAvg(Everyone(), self.local).init(weights, fleet)
 
     def step(self, state: FedAvgState, inbox: Inbox) -> tuple[FedAvgState, Outbox]:

@@ -60,6 +60,17 @@ def deployment_of(
     )
 
 
+def partition_of(context: Context) -> tuple[int, int]:
+    """(partition-id, num-partitions) of a device's node-config: which part of the data is its own, and of how many."""
+    try:
+        return int(context.node_config["partition-id"]), int(context.node_config["num-partitions"])
+    except KeyError as missing:
+        raise InputError(
+            f"The node-config has no {missing.args[0]}: start the SuperNode with, say, "
+            '--node-config "partition-id=0 num-partitions=3".'
+        ) from None
+
+
 def part_of(task: Task, device: int) -> Task:
     """One device's part of a task: what that device alone would have."""
     if not 0 <= device < len(task.train):
@@ -87,6 +98,9 @@ def _checked(config: Mapping[str, Any]) -> Mapping[str, Any]:
         kind = KEYS.get(name)
         if kind is None and (hint := nearest(name, KEYS)):
             raise InputError(f"Unknown setting '{name}'.{hint}")
-        if kind is not None and not isinstance(value, (int, float) if kind is float else kind):
+        fits = isinstance(value, (int, float) if kind is float else kind or object)
+        if kind is not None and (not fits or isinstance(value, bool)):
             raise InputError(f"{name}={value!r} should be of type {kind.__name__}.")
+    if config.get("out") == "":
+        raise InputError("out='' is no folder: give one to keep the results in.")
     return config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from cryptography.x509.oid import NameOID
 
 from hybridfl.errors import InputError
 
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+
 
 def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> list[Path]:
     """`ca.crt`, `server.crt` and `server.key`; the certificate is good for these names and addresses.
@@ -24,8 +27,10 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> li
     paths = [folder / "ca.crt", folder / "server.crt", folder / "server.key"]
     _check_new(paths)
     for host in hosts:
-        if not (host.isascii() and 1 <= len(host) <= 64):
-            raise InputError(f"--host {host!r} is no name of a server: give one of 1 to 64 ASCII characters.")
+        if not (_HOST.fullmatch(host) or _is_address(host)) or len(host) > 64:
+            raise InputError(
+                f"--host {host!r} is no name or address of a server: give one like fl.example.org or 10.0.0.7, without a port."
+            )
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = _name("hybridfl test authority")
     now = datetime.datetime.now(datetime.UTC)
@@ -66,6 +71,9 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> li
 
 def make_keys(folder: Path, names: Sequence[str]) -> list[Path]:
     """A key pair a device, `NAME` and `NAME.pub`, as `ssh-keygen -t ecdsa -b 384` makes them."""
+    for name in names:
+        if not name or Path(name).name != name:
+            raise InputError(f"'{name}' is no name for a key: leave out folders, and choose the folder instead.")
     paths = [folder / name for name in names]
     _check_new([each for path in paths for each in (path, path.with_name(f"{path.name}.pub"))])
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +107,12 @@ def _name(common: str) -> x509.Name:
 
 
 def _alternative(host: str) -> x509.GeneralName:
+    return x509.IPAddress(ipaddress.ip_address(host)) if _is_address(host) else x509.DNSName(host)
+
+
+def _is_address(host: str) -> bool:
     try:
-        return x509.IPAddress(ipaddress.ip_address(host))
+        ipaddress.ip_address(host)
     except ValueError:
-        return x509.DNSName(host)
+        return False
+    return True

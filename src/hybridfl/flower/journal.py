@@ -74,7 +74,7 @@ class Journal:
         encoded = encode(entry, _NO_FLEET, _CLASSES)
         # safetensors wants one tensor at least
         tensors = encoded.tensors or {"none": torch.zeros(0)}
-        content = safetensors.torch.save(tensors, {"entry": json.dumps(encoded.tree)})
+        content = safetensors.torch.save(tensors, {"number": str(self.count + 1), "entry": json.dumps(encoded.tree)})
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_aside(self._path(self.count + 1), content)
@@ -86,11 +86,14 @@ class Journal:
         self.count += 1
 
     def read(self) -> list[Entry]:
-        """The entries that follow, as far as they are whole; from now on those count too."""
+        """The entries that follow, up to the first that is not there; from now on those count too."""
         entries = []
         while (path := self._path(self.count + 1)).exists():
-            entries.append(_read(path))
+            entries.append(_read(path, self.count + 1))
             self.count += 1
+        for number, path in self._files():
+            if number > self.count:  # after a gap: they would pass for what is written next
+                path.unlink(missing_ok=True)
         return entries
 
     def forget_all(self) -> None:
@@ -99,18 +102,24 @@ class Journal:
 
     def forget(self, count: int) -> None:
         """The first so many are not needed any more."""
-        for path in self._folder.glob("*.safetensors"):
-            if path.stem.isdigit() and int(path.stem) <= count:
+        for number, path in self._files():
+            if number <= count:
                 path.unlink(missing_ok=True)
+
+    def _files(self) -> list[tuple[int, Path]]:
+        return [(int(path.stem), path) for path in self._folder.glob("*.safetensors") if path.stem.isdigit()]
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08d}.safetensors"
 
 
-def _read(path: Path) -> Entry:
+def _read(path: Path, number: int) -> Entry:
     try:
         with safe_open(path, "pt") as file:
-            tree = json.loads(file.metadata()["entry"])
+            said = file.metadata()
+            if said["number"] != str(number):
+                raise ValueError(f"it is number {said['number']}")
+            tree = json.loads(said["entry"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"'{path}' cannot be read ({error}): put it back, or remove it and all after it.") from None

@@ -12,6 +12,7 @@ import torch
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from hybridfl.algorithms.guard import TOO_EARLY
 from hybridfl.errors import InputError, require_seed
 from hybridfl.flower.deployment import Deployment
 from hybridfl.flower.heard import Heard, Scoring
@@ -41,7 +42,7 @@ def server_app(build: Callable[[Context], Deployment]) -> ServerApp:
             serve(build(context), grid)
         except InputError as error:
             log.error("%s", error)  # Flower's own report of it is a traceback
-            raise
+            raise error.with_traceback(None) from None
 
     return app
 
@@ -114,13 +115,17 @@ def _play(
     """Turn after turn to the end; the last weights."""
     tally, heard, due, version = standing.tally, standing.heard, standing.due, standing.state.version
     journaled = Journaled(transport, keeper.journal, keeper.past, standing.jobs, deployment.seconds)
-    every = deployment.evaluate_every
+    every, barred = deployment.evaluate_every, standing.state.fleet.barred
     for moment in run(deployment.guarded, journaled, standing.state, standing.outbox):
         state, now = moment.state, moment.inbox.now
         tally.count(moment)
         heard.listen(_merged(moment))
         _say_what_failed(moment)
-        _check_who_is_left(moment)
+        _say_who_is_barred(moment.state.fleet.barred - barred)
+        _check_who_is_left(moment.state.fleet)
+        barred = moment.state.fleet.barred
+        if deployment.seconds is None:
+            tally.check_progress()
         is_last = _is_last(deployment, moment)
         if is_last or (state.version > version and now >= due):
             record(tally.draft(state.version, now, state.weights), heard)
@@ -148,14 +153,19 @@ def _say_what_failed(moment: Moment[Any]) -> None:
     """Whatever came to nothing, and why."""
     for update, receipt in zip(moment.inbox.updates, moment.outbox.receipts, strict=True):
         if receipt.refused is not None:
-            log.warning("Device %d's update is refused: %s.", update.job.device, receipt.refused)
+            level = logging.INFO if receipt.refused == TOO_EARLY else logging.WARNING
+            log.log(level, "Device %d's update is refused: %s.", update.job.device, receipt.refused)
     for lost in moment.inbox.lost:
-        log.warning("Device %d's job is lost: %s.", lost.job.device, lost.reason)
+        log.warning("Device %d's job is lost: %s.", lost.job.device, lost.reason.removesuffix("."))
 
 
-def _check_who_is_left(moment: Moment[Any]) -> None:
+def _say_who_is_barred(devices: frozenset[int]) -> None:
+    for device in sorted(devices):
+        log.warning("Device %d is in quarantine: it gets no more jobs.", device)
+
+
+def _check_who_is_left(fleet: Fleet) -> None:
     """A run whose devices have all been put in quarantine would wait for ever."""
-    fleet: Fleet = moment.state.fleet
     if len(fleet.barred) == len(fleet) > 0:
         raise InputError(
             f"All {len(fleet)} devices are in quarantine, for what the warnings above say of them: is the server's model the "
