@@ -149,6 +149,14 @@ def test_a_fleet_on_one_machine(shell: Shell) -> None:
     assert (shell.folder / "results" / "flower" / "report.html").exists()
 
 
-def test_a_fleet_that_is_terminated_leaves_nothing(shell: Shell) -> None:
-    with local_fleet(shell, "hybridfl deploy local --devices 1", signal.SIGTERM):
-        pass
+def test_a_fleet_goes_on_without_a_device_and_leaves_nothing_when_it_is_terminated(shell: Shell) -> None:
+    said = shell.folder / "local.log"
+    with local_fleet(shell, "hybridfl deploy local --devices 2", signal.SIGTERM):
+        pattern = f"flower-supernode.*--port {PORT + 201}"
+        (pid,) = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=True).stdout.split()
+        os.kill(int(pid), signal.SIGKILL)
+        until = time.monotonic() + 20
+        while "node-1 has ended" not in said.read_text() and time.monotonic() < until:
+            time.sleep(0.2)
+        time.sleep(1)
+        assert said.read_text().count("node-1 has ended: see 'local-fleet/node-1.log'.") == 1
