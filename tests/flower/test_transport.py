@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -457,6 +458,22 @@ class TestAnswers:
             "its app failed: an answer that cannot be read (ValueError: Error parsing message?[31m!!!"
         )
         assert len(lost.reason) < 250
+
+    def test_a_superlink_that_fails_for_a_moment_costs_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        failures = [1, 2, 3]
+
+        def fail(ids: Iterable[str], pull: Callable[[Iterable[str]], Any]) -> Any:
+            if failures:
+                failures.pop()
+                request = httpx.Request("POST", "http://superlink")
+                raise httpx.HTTPStatusError("database is locked", request=request, response=httpx.Response(500))
+            return pull(ids)
+
+        setting = Setting(device("a"), device("b")).enrolled()
+        pull = setting.grid.pull_messages
+        monkeypatch.setattr(setting.grid, "pull_messages", lambda ids: fail(ids, pull))
+        assert len(setting.ask(0).updates) == 1
+        assert not failures
 
     def test_who_uploads_slowly_keeps_nobody_waiting(self) -> None:
         patience = replace(PATIENCE, fetch=0.2)

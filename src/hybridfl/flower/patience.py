@@ -23,4 +23,4 @@ class Patience:
     poll: float = 0.5
     margin: float = 2.0
     fetch: float = 0.25
-    requests: float = 100.0
+    requests: float = 30.0

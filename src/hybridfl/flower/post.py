@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+import httpx
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from hybridfl.flower.patience import Patience
 from hybridfl.flower.wire import Unreadable, plain
+
+log = logging.getLogger("flwr.hybridfl")
 
 REASONS = {
     1: "its app cannot be loaded",
@@ -107,7 +111,12 @@ class Post:
     def _fetch(self, message_id: str) -> Message | Failed | None:
         try:
             replies = list(self._grid.pull_messages([message_id]))
-        except Exception as error:  # whatever a stranger's bytes bring about; a broken link is retried by Flower
+        except (
+            httpx.HTTPStatusError
+        ) as error:  # the SuperLink's fault, not the device's; a broken link Flower itself mends
+            log.warning("The SuperLink cannot give out an answer now (%s): it is asked again.", plain(error))
+            return None
+        except Exception as error:  # whatever a stranger's bytes bring about
             return Failed(2, f"an answer that cannot be read ({type(error).__name__}: {error})")
         return next((reply for reply in replies if reply.metadata.reply_to_message_id == message_id), None)
 
