@@ -454,9 +454,7 @@ class TestAnswers:
         assert [update.job.device for update in inbox.updates] == [0, 2]
         (lost,) = inbox.lost
         assert (lost.job.device, lost.is_fault) == (1, True)
-        assert lost.reason.startswith(
-            "its app failed: an answer that cannot be read (ValueError: Error parsing message?[31m!!!"
-        )
+        assert lost.reason.startswith("an answer that cannot be read (ValueError: Error parsing message?[31m!!!")
         assert len(lost.reason) < 250
 
     def test_a_superlink_that_fails_for_a_moment_costs_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ class Post:
         self.nodes: Mapping[int, Node] = {}
         self._grid, self._patience = grid, patience
         self._threads = ThreadPoolExecutor(MOST_FETCHES, thread_name_prefix="fetch")
-        self._fetches: dict[str, Future[Message | Failed | None]] = {}
+        self._fetches: dict[str, Future[Message | Unreadable | None]] = {}
         """Under way, by message."""
         self._asked: dict[str, int] = {}
         """At which turn each message was last asked for."""
@@ -77,7 +77,7 @@ class Post:
         """Whether an answer has been announced and is not there yet."""
         return message_id in self._fetches
 
-    def pull(self, wanted: Mapping[str, int]) -> dict[str, Message | Failed]:
+    def pull(self, wanted: Mapping[str, int]) -> dict[str, Message | Unreadable]:
         """What has come of these messages, by their ids; `wanted` says which node's each is."""
         started = {message_id: self._threads.submit(self._fetch, message_id) for message_id in self._next(wanted)}
         self._fetches |= started
@@ -108,7 +108,7 @@ class Post:
         self._asked |= dict.fromkeys(chosen, self._turn)
         return chosen
 
-    def _fetch(self, message_id: str) -> Message | Failed | None:
+    def _fetch(self, message_id: str) -> Message | Unreadable | None:
         try:
             replies = list(self._grid.pull_messages([message_id]))
         except (
@@ -117,7 +117,7 @@ class Post:
             log.warning("The SuperLink cannot give out an answer now (%s): it is asked again.", plain(error))
             return None
         except Exception as error:  # whatever a stranger's bytes bring about
-            return Failed(2, f"an answer that cannot be read ({type(error).__name__}: {error})")
+            return Unreadable(plain(f"an answer that cannot be read ({type(error).__name__}: {error})"))
         return next((reply for reply in replies if reply.metadata.reply_to_message_id == message_id), None)
 
 
@@ -132,9 +132,9 @@ class Failed(Unreadable):
         super().__init__(f"{said}{detail}")
 
 
-def content_of(reply: Message | Failed) -> RecordDict:
-    """What a reply says; `Failed` if that is an error."""
-    if isinstance(reply, Failed):
+def content_of(reply: Message | Unreadable) -> RecordDict:
+    """What a reply says; raises `Failed` if that is an error, `Unreadable` if it could not even be fetched."""
+    if isinstance(reply, Unreadable):
         raise reply
     if reply.has_error():
         raise Failed(reply.error.code, reply.error.reason or "")
