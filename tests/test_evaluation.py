@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
-from hybridfl.evaluation import Evaluation, ModuleForward
+from hybridfl.evaluation import Audience, Evaluation, ModuleForward, class_axis, device_scores, right_answers
 from hybridfl.losses import cross_entropy
 from hybridfl.models import LogisticRegression
 from hybridfl.protocol import Vector
@@ -30,19 +30,78 @@ def devices(*rows: list[int]) -> Samples:
     return Samples(ROWS, ROWS, np.array([row for own in rows for row in own], dtype=np.int64), offsets)
 
 
+def audience(test: Samples, *kinds: bool, chance: float = 0.5) -> Audience:
+    return Audience.of(test, np.array(kinds), chance)
+
+
 def test_scores_by_hand() -> None:
     """A sample counts as much as any other, whatever its device: device 0 has three of the four training samples."""
     train, test = devices([0, 1, 2], [5], [9]), devices([2, 3, 4, 6], [7, 8], [])
-    scores = Evaluation(look_up, train, test, np.array([NORMAL, STRAGGLER, STRAGGLER]))(torch.zeros(2))
+    scores = Evaluation(look_up, train, test, audience(test, NORMAL, STRAGGLER, STRAGGLER))(torch.zeros(2))
     assert scores.train_loss == pytest.approx((0 + 1 + 2 + 5 + 9) / 5)
     assert scores.test_loss == pytest.approx((2 + 3 + 4 + 6 + 7 + 8) / 6)
     assert scores.test_accuracy == pytest.approx(4 / 6)
     assert scores.normal_accuracy == pytest.approx(3 / 4)
     assert scores.straggler_accuracy == pytest.approx(1 / 2)
+    assert scores.device_accuracy == pytest.approx((3 / 4 + 1 / 2) / 2), "each of the two that have test samples"
+    assert scores.by_device[:2].tolist() == [3 / 4, 1 / 2]
+    assert math.isnan(scores.by_device[2])
+    assert scores.held_by_device.tolist() == [4, 2, 0]
+
+
+def test_scores_by_device_by_hand() -> None:
+    """12 devices: the worst tenth are ⌈1.2⌉ = 2 of them. Chance is 1/4, and a device at chance is not below it."""
+    accuracies = np.array([1.0, 0.5, 0.25, 0.0, 0.75, 1.0, 0.2, 0.5, 0.5, 0.5, 0.5, 0.3])
+    mean, worst, below = device_scores(accuracies, chance=0.25)
+    assert mean == pytest.approx(6.0 / 12)
+    assert worst == pytest.approx((0.0 + 0.2) / 2)
+    assert below == pytest.approx(2 / 12)
+
+
+def test_one_device_with_most_samples_decides_the_accuracy_by_sample_and_not_by_device() -> None:
+    """Device 0 has 8 samples and is right on all of them, devices 1 and 2 one each and are wrong."""
+    test = Samples(ROWS, ROWS, np.arange(10), np.array([0, 8, 9, 10]))
+    right = np.array([True] * 8 + [False] * 2)
+    scores = audience(test, NORMAL, STRAGGLER, STRAGGLER).scores(right, train_loss=1.0, test_loss=1.0)
+    assert scores.test_accuracy == pytest.approx(0.8)
+    assert scores.device_accuracy == pytest.approx(1 / 3)
+    assert scores.worst_accuracy == 0.0
+    assert scores.below_chance == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("losses", [(math.nan, 1.0), (1.0, math.nan), (math.inf, 1.0), (1.0, math.inf)])
+def test_losses_that_are_not_finite_have_no_accuracy_beside_them(losses: tuple[float, float]) -> None:
+    scores = audience(devices([2], [3]), NORMAL, STRAGGLER).scores(np.array([True, True]), *losses)
+    assert scores.has_diverged
+    assert math.isnan(scores.test_accuracy)
+    assert math.isnan(scores.device_accuracy)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "axis"),
+    [
+        ((4, 3), (4,), 1),
+        ((4, 3, 5), (4, 5), 1),  # as torch.nn.functional.cross_entropy has it
+        ((4, 5, 3), (4, 5), 2),  # as language models have it
+        ((4, 3, 3), (4, 3), None),  # either would do
+        ((4, 1), (4,), None),  # a single output is no class
+        ((4,), (4,), None),
+        ((4, 2, 3), (4,), None),
+    ],
+)
+def test_along_which_axis_classes_lie(outputs: tuple[int, ...], targets: tuple[int, ...], axis: int | None) -> None:
+    assert class_axis(torch.zeros(outputs), torch.zeros(targets, dtype=torch.int64)) == axis
+    assert class_axis(torch.zeros(outputs), torch.zeros(targets)) is None
+
+
+def test_several_targets_per_sample_count_by_their_share() -> None:
+    outputs = torch.tensor([[[1.0, 0.0, 5.0], [0.0, 2.0, 1.0]]])  # [1, 2 classes, 3 places]: classes 0, 1, 0
+    assert right_answers(outputs, torch.tensor([[0, 1, 1]])).tolist() == pytest.approx([2 / 3])
 
 
 def test_the_l2_term_is_part_of_the_training_loss_only() -> None:
-    evaluate = Evaluation(look_up, devices([4]), devices([6]), np.array([NORMAL]), l2=0.1)
+    test = devices([6])
+    evaluate = Evaluation(look_up, devices([4]), test, audience(test, NORMAL), l2=0.1)
     scores = evaluate(torch.tensor([1.0, -2.0]))
     assert scores.train_loss == pytest.approx(4 + 0.1 * 5)
     assert scores.test_loss == 6
@@ -50,15 +109,19 @@ def test_the_l2_term_is_part_of_the_training_loss_only() -> None:
 
 @pytest.mark.parametrize("kind", [NORMAL, STRAGGLER])
 def test_the_accuracy_of_nobody_is_nan(kind: bool) -> None:
-    scores = Evaluation(look_up, devices([0], [1]), devices([2], [3]), np.array([kind, kind]))(torch.zeros(2))
+    test = devices([2], [3])
+    scores = Evaluation(look_up, devices([0], [1]), test, audience(test, kind, kind))(torch.zeros(2))
     found = {NORMAL: scores.normal_accuracy, STRAGGLER: scores.straggler_accuracy}
     assert found[kind] == 0.5
     assert math.isnan(found[not kind])
 
 
 def test_without_test_samples_the_test_scores_are_nan() -> None:
-    scores = Evaluation(look_up, devices([1]), devices([]), np.array([NORMAL]))(torch.zeros(2))
+    test = devices([])
+    scores = Evaluation(look_up, devices([1]), test, audience(test, NORMAL))(torch.zeros(2))
+    assert not scores.has_diverged
     assert scores.train_loss == 1
+    assert math.isnan(scores.device_accuracy)
     assert math.isnan(scores.test_loss)
     assert math.isnan(scores.test_accuracy)
 

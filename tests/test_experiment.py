@@ -185,7 +185,7 @@ def test_a_run_that_cannot_start_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="11 participants"):
         list(save_all([plan], [tmp_path / "run"]))
     with pytest.raises(InputError, match="11 participants"):
-        plan.check()
+        _ = plan.stage
     assert list(tmp_path.iterdir()) == []
 
 
@@ -236,7 +236,7 @@ def test_a_loss_has_a_name_without_an_address() -> None:
 
 def test_a_timing_for_another_fleet_is_refused() -> None:
     with pytest.raises(InputError, match="7 devices, but the task has 10"):
-        Run(TASK, HFL(), PerDevice((1.0,) * 7), rounds=1).check()
+        _ = Run(TASK, HFL(), PerDevice((1.0,) * 7), rounds=1).stage
 
 
 def test_a_users_own_model_and_tensors() -> None:

@@ -225,7 +225,6 @@ def compare(
     from hybridfl.comparison import Comparison, check_out, folder_of, slug
     from hybridfl.errors import require_share
     from hybridfl.experiment import save_all
-    from hybridfl.plan import Stage
     from hybridfl.progress import RunsDisplay
     from hybridfl.records import load
     from hybridfl.spelling import read_algorithm, read_guard, read_task, split_list
@@ -275,7 +274,7 @@ def compare(
     elif not quiet:
         bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
         cut = " (interrupted: runs end at different times)" if interrupted else ""
-        title = f"{runs[0].task.name}, {devices} devices, {Stage.of(runs[0]).is_straggler.mean():.0%} stragglers{cut}"
+        title = f"{runs[0].task.name}, {devices} devices, {runs[0].stage.is_straggler.mean():.0%} stragglers{cut}"
         print_table(rows, goal, title, bounds)
     _report(folder, goal, say=not quiet and not as_json)
     if interrupted:

@@ -21,7 +21,8 @@ from hybridfl.losses import Loss, loss_by_sample
 from hybridfl.protocol import Job, Update, Vector
 from hybridfl.resident import CUDA, resident, uploaded
 from hybridfl.stacked_lstm import stackable
-from hybridfl.training import check_trainable, is_recurrent
+from hybridfl.training import is_recurrent
+from hybridfl.trial import check_trainable
 from hybridfl.vectors import unflatten
 
 SLOTS = (32, 16, 8, 4, 2, 1)
@@ -190,7 +191,7 @@ class _Slots:
                 return
             except TypeError:  # an LSTM that is given a state
                 pass
-        self._weights = _Branches(copy.deepcopy(model).to(CUDA), loss, l2, terms, slots)
+        self._weights = _Branches(copy.deepcopy(model).to(CUDA).train(), loss, l2, terms, slots)
         self._start = _recorded(self._step, self._at)
 
     def _step(self) -> None:
@@ -331,7 +332,7 @@ class _Branches:
 
     def __init__(self, model: nn.Module, loss: Loss, l2: float, terms: _Terms, slots: int) -> None:
         self._loss, self._l2, self._terms = loss, l2, terms
-        self._models = [copy.deepcopy(model) for _ in range(slots)]
+        self._models = [copy.deepcopy(model).train() for _ in range(slots)]
         for own in self._models:
             for layer in own.modules():
                 if isinstance(layer, nn.RNNBase):

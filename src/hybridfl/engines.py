@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from hybridfl.dense import Dense
 from hybridfl.errors import InputError
-from hybridfl.evaluation import Evaluation, Evaluator, ModuleForward
-from hybridfl.losses import loss_by_sample
+from hybridfl.evaluation import Audience, Evaluation, Evaluator, ModuleForward
 from hybridfl.models import LogisticRegression
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer, LocalSGD
+from hybridfl.trial import chance_of, check_trainable, check_trial
 
 CPU = torch.device("cpu")
 
@@ -54,19 +54,22 @@ def evaluator_for(task: Task, stragglers: NDArray[np.bool_], seed: int, device: 
         samples if task.scored is None else samples.drawn(task.scored, seed) for samples in (task.train, task.test)
     )
     dense = closed_form(task, device)
+    audience = Audience.of(
+        test, stragglers, 1 / dense.num_classes if dense is not None else chance_of(task.model, task.train)
+    )
     if device.type == "cuda":
         if dense is None:
             from hybridfl.cuda_evaluation import CudaEvaluation
 
-            return CudaEvaluation(task.model, task.loss, train, test, stragglers, task.l2)
+            return CudaEvaluation(task.model, task.loss, train, test, audience, task.l2)
         from hybridfl.softmax_cuda import CudaSoftmaxEvaluation
 
-        return CudaSoftmaxEvaluation(dense, train, test, stragglers, task.l2)
+        return CudaSoftmaxEvaluation(dense, train, test, audience, task.l2)
     if dense is None or not dense.is_softmax_regression:
-        return Evaluation(ModuleForward(task.model, task.loss), train, test, stragglers, task.l2)
+        return Evaluation(ModuleForward(task.model, task.loss), train, test, audience, task.l2)
     from hybridfl.dense_training import SoftmaxForward
 
-    return Evaluation(SoftmaxForward(dense), train, test, stragglers, task.l2)
+    return Evaluation(SoftmaxForward(dense), train, test, audience, task.l2)
 
 
 def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
@@ -85,19 +88,9 @@ def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
     return dense if find_spec("numba") is not None else None
 
 
-def check_fit(task: Task) -> None:
-    """Try the model and the loss on two samples. (For `LogisticRegression` the closed form checks all of them itself.)"""
+def check_task(task: Task) -> None:
+    """Raise `InputError` if a task cannot be trained, whichever engine it gets: every way to run one comes by here."""
     if type(task.model) is LogisticRegression and closed_form(task) is not None:
-        return
-    inputs, targets = task.train.take(torch.from_numpy(task.train.index[:2]))
-    try:
-        with torch.no_grad():
-            loss_by_sample(task.loss, task.model(inputs), targets)
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if isinstance(error, InputError):
-            raise
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"The model or the loss does not fit the samples, inputs {inputs.dtype} {list(inputs.shape)} and targets "
-            f"{targets.dtype} {list(targets.shape)}: {reason}"
-        ) from error
+        check_trainable(task.model)  # the closed form looks at every sample and every class itself
+    else:
+        check_trial(task.model, task.loss, task.train)

@@ -1,10 +1,10 @@
-"""How good weights are: losses and accuracies, also for normal devices and stragglers separately."""
+"""How good weights are: losses and accuracies, by sample and by device, normal devices and stragglers apart."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,13 +28,93 @@ _CUDA_CHUNK = 8192
 
 @dataclass(frozen=True)
 class Scores:
-    """`train_loss` is the objective Σ p_i F_i(w) + ε‖w‖²; the others are on held-out samples. NaN where there are none."""
+    """`train_loss` is the objective Σ p_i F_i(w) + ε‖w‖²; the others are on held-out samples. NaN where there are none.
+
+    `test_accuracy` counts every sample alike, `device_accuracy` every device: one that holds half of the samples decides
+    half of the first and little of the second. See `Audience` for the scores by device.
+    """
 
     train_loss: float
     test_loss: float
     test_accuracy: float
     normal_accuracy: float
     straggler_accuracy: float
+    device_accuracy: float = math.nan
+    worst_accuracy: float = math.nan
+    below_chance: float = math.nan
+    by_device: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
+    """The accuracy of every device of the fleet; NaN where it holds no test samples."""
+    held_by_device: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
+    """How many test samples of every device were scored."""
+    has_diverged: bool = False
+    """Whether a loss is not finite, or the weights are not: accuracies mean nothing then, and are NaN."""
+
+    @classmethod
+    def diverged(cls, train_loss: float, test_loss: float) -> Scores:
+        """Of weights that are of no use any more."""
+        nothing = math.nan
+        return cls(train_loss, test_loss, nothing, nothing, nothing, has_diverged=True)
+
+
+WORST = 0.1
+"""The share of the devices whose mean is `worst_accuracy`; of few devices, at least one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Audience:
+    """Who holds the test samples: turns the right answers into scores by sample and by device.
+
+        a_i = right answers of device i / its test samples
+        device_accuracy = mean of a_i,   worst_accuracy = mean of the lowest tenth,   below_chance = share with a_i < chance
+
+    All three are over the devices that hold test samples. `chance` is 1/C where a model tells C classes apart, NaN where
+    there are no classes.
+    """
+
+    offsets: NDArray[np.int64]
+    is_straggler: NDArray[np.bool_]
+    chance: float
+
+    @classmethod
+    def of(cls, test: Samples, is_straggler: NDArray[np.bool_], chance: float) -> Audience:
+        return cls(test.offsets, is_straggler, chance)
+
+    def scores(self, right: NDArray[Any], train_loss: float, test_loss: float) -> Scores:
+        """`right`: of every test sample, in the order of the devices, 1 or 0; NaN where targets are no classes."""
+        if not math.isfinite(train_loss) or (self.offsets[-1] > 0 and not math.isfinite(test_loss)):
+            return Scores.diverged(train_loss, test_loss)
+        upto = np.concatenate([[0.0], np.cumsum(right, dtype=np.float64)])
+        totals, counts = np.diff(upto[self.offsets]), np.diff(self.offsets)
+        slow = self.is_straggler
+        is_held = counts > 0
+        by_device = np.divide(totals, counts, out=np.full(len(counts), math.nan), where=is_held)
+        mean, worst, below = device_scores(by_device[is_held], self.chance)
+        return Scores(
+            train_loss=train_loss,
+            test_loss=test_loss,
+            test_accuracy=_share(totals, counts),
+            normal_accuracy=_share(totals[~slow], counts[~slow]),
+            straggler_accuracy=_share(totals[slow], counts[slow]),
+            device_accuracy=mean,
+            worst_accuracy=worst,
+            below_chance=below,
+            by_device=by_device,
+            held_by_device=counts,
+        )
+
+
+def _share(totals: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
+    return float(totals.sum() / counts.sum()) if counts.sum() else math.nan
+
+
+def device_scores(accuracies: NDArray[np.float64], chance: float) -> tuple[float, float, float]:
+    """(`device_accuracy`, `worst_accuracy`, `below_chance`) of some devices' accuracies; NaN where there are none."""
+    if not len(accuracies):
+        return math.nan, math.nan, math.nan
+    lowest_first = np.sort(accuracies)
+    worst = lowest_first[: math.ceil(WORST * len(lowest_first))]
+    below = float((lowest_first < chance).mean()) if math.isfinite(chance) else math.nan
+    return float(lowest_first.mean()), float(worst.mean()), below
 
 
 class Scoring(Protocol):
@@ -74,10 +154,10 @@ class Forward(Protocol):
 
 
 class ModuleForward:
-    """For any model. A prediction is right if its largest output is the target's; NaN where targets are no classes."""
+    """For any model, in eval mode. A prediction is right if its largest output is the target's; see `right_answers`."""
 
     def __init__(self, model: nn.Module, loss: Loss, device: torch.device = torch.device("cpu")) -> None:
-        self._models = ModelOfEachThread(model, device)
+        self._models = ModelOfEachThread(model, training=False, device=device)
         self._loss = loss
 
     def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
@@ -115,30 +195,46 @@ class ModuleForward:
         inputs, targets = samples.take(rows)
         outputs = model(inputs)
         losses = loss_by_sample(self._loss, outputs, targets)
-        if targets.is_floating_point() or outputs.dim() <= targets.dim():
-            return losses, torch.full((len(rows),), math.nan, device=rows.device)
-        return losses, outputs.argmax(-1) == targets
+        return losses, right_answers(outputs, targets)
+
+
+def class_axis(outputs: Tensor, targets: Tensor) -> int | None:
+    """The axis of `outputs` along which the classes lie that `targets` number; None where there are no classes.
+
+    It is the one axis that `targets` do not have, the second as PyTorch's losses have it, or the last. A single output is no
+    class, and where either axis would do, which one is meant cannot be known.
+    """
+    if targets.is_floating_point() or targets.is_complex() or outputs.dim() != targets.dim() + 1:
+        return None
+    fitting = {axis for axis in (1, outputs.dim() - 1) if _without(outputs, axis) == tuple(targets.shape)}
+    (axis,) = fitting if len(fitting) == 1 else (None,)
+    return axis if axis is not None and outputs.shape[axis] > 1 else None
+
+
+def _without(outputs: Tensor, axis: int) -> tuple[int, ...]:
+    return (*outputs.shape[:axis], *outputs.shape[axis + 1 :])
+
+
+def right_answers(outputs: Tensor, targets: Tensor) -> Tensor:
+    """[batch]: whether the largest output is the target's class, of several targets per sample which share; else NaN."""
+    axis = class_axis(outputs, targets)
+    if axis is None:
+        return torch.full((len(targets),), math.nan, device=targets.device)
+    right = outputs.argmax(axis) == targets
+    return right if right.dim() == 1 else right.flatten(1).float().mean(1)
 
 
 class Evaluation:
     """Scores weights on all training and test samples, here and now."""
 
-    def __init__(
-        self, forward: Forward, train: Samples, test: Samples, stragglers: NDArray[np.bool_], l2: float = 0.0
-    ) -> None:
-        self._forward, self._train, self._test, self._l2 = forward, train, test, l2
-        self._from_straggler = torch.from_numpy(stragglers[test.device_of])
+    def __init__(self, forward: Forward, train: Samples, test: Samples, audience: Audience, l2: float = 0.0) -> None:
+        self._forward, self._train, self._test, self._audience, self._l2 = forward, train, test, audience, l2
 
     def __call__(self, weights: Vector) -> Scores:
         train_losses, _ = self._forward(weights, self._train, self._train.index)
         test_losses, right = self._forward(weights, self._test, self._test.index)
-        return Scores(
-            train_loss=_mean(train_losses) + self._l2 * float(weights.double().square().sum()),
-            test_loss=_mean(test_losses),
-            test_accuracy=_mean(right),
-            normal_accuracy=_mean(right[~self._from_straggler]),
-            straggler_accuracy=_mean(right[self._from_straggler]),
-        )
+        train_loss = _mean(train_losses) + self._l2 * float(weights.double().square().sum())
+        return self._audience.scores(right.numpy(), train_loss, _mean(test_losses))
 
     @staticmethod
     def together(wanted: Sequence[tuple[Evaluation, Vector]]) -> list[Known]:
@@ -146,4 +242,4 @@ class Evaluation:
 
 
 def _mean(values: Tensor) -> float:
-    return float(values.numpy().mean(dtype=np.float64)) if len(values) else float("nan")
+    return float(values.numpy().mean(dtype=np.float64)) if len(values) else math.nan

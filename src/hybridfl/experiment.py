@@ -76,7 +76,7 @@ def save_all(
     place = device_named(device) if ray is None else CPU
     saves = FolderSaves(plans, folders, place, Often(checkpoint_every))
     for plan, folder in zip(plans, folders, strict=True):
-        plan.check()
+        _ = plan.stage  # a run that could not start is an error before anything is written
         check_folder(folder, plan.config())
 
     def play(left: Sequence[Run]) -> Iterator[tuple[Run, Event]]:

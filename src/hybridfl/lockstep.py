@@ -10,18 +10,18 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
-from hybridfl.engines import check_fit, closed_form, evaluator_for, trainer_for
+from hybridfl.engines import closed_form, evaluator_for, trainer_for
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Evaluator, Scoring
 from hybridfl.free_memory import free_bytes
 from hybridfl.plan import Run, Stage
 from hybridfl.playing import NEVER, Ended, Often, Playing, Savepoint, play
-from hybridfl.protocol import Job, Update
+from hybridfl.protocol import Job, Update, Vector
 from hybridfl.tally import Draft, Snapshot
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer
@@ -57,20 +57,21 @@ class _Player:
     """A run under way, with what trains and scores it."""
 
     plan: Run
+    stage: Stage
     playing: Playing
     trainer: JointTrainer
     evaluator: Evaluator
     wanted: Sequence[Job] = ()
     answer: list[Update] | None = None
+    has_ended: bool = False
 
     @classmethod
     def of(cls, plan: Run, device: torch.device, make_trainer: MakeTrainer | None, saves: Saves) -> _Player:
-        check_fit(plan.task)
-        stage = Stage.of(plan)
+        stage = plan.stage
         trainer = make_trainer(stage.task, plan.seed) if make_trainer else trainer_for(stage.task, plan.seed, device)
         evaluator = evaluator_for(stage.task, stage.is_straggler, plan.seed, device)
         playing = play(plan, stage, device, saves.savepoint(plan, stage), saves.often)
-        return cls(plan, playing, trainer, evaluator)
+        return cls(plan, stage, playing, trainer, evaluator)
 
     def sayings(self) -> Iterator[Draft | Savepoint | Ended]:
         """Go on until jobs have to be trained, or to the end; then nothing is `wanted`."""
@@ -106,18 +107,31 @@ def execute_all(
 class _Pending:
     """What a run has said, and its scores, which may still be on their way; what has none waits for those before it."""
 
-    plan: Run
+    player: _Player
     said: Draft | Savepoint | Ended
     scoring: Scoring | None
 
     def is_known(self) -> bool:
         return self.scoring is None or self.scoring.is_known()
 
-    def event(self) -> tuple[Run, Event]:
-        if not isinstance(self.said, Draft):
-            return self.plan, self.said
-        assert self.scoring is not None
-        return self.plan, self.said.scored(self.scoring.scores())
+    def events(self) -> Iterator[tuple[Run, Event]]:
+        """What comes of it. A run that has diverged ends with that record: what it said meanwhile is not heard any more."""
+        player = self.player
+        if player.has_ended:
+            return
+        if isinstance(self.said, Draft):
+            assert self.scoring is not None
+            snapshot = self.said.scored(self.scoring.scores())
+            yield player.plan, snapshot
+            if snapshot.record.has_diverged:
+                player.has_ended = True
+                yield player.plan, Ended(self.said.weights)
+        elif isinstance(self.said, Ended):
+            assert self.scoring is not None
+            player.has_ended = True
+            yield player.plan, replace(self.said, devices=player.stage.by_device(self.scoring.scores()))
+        else:
+            yield player.plan, self.said
 
 
 def _in_lockstep(
@@ -132,22 +146,23 @@ def _in_lockstep(
             players.append(_Player.of(waiting.popleft(), device, make_trainer, saves))
         with _undisturbed(plans, device):
             said = [(player, each) for player in players for each in player.sayings()]
-            drafts = [(player, each) for player, each in said if isinstance(each, Draft)]
-            scorings = iter(_score_together([(player.evaluator, draft) for player, draft in drafts]))
+            scored = [(player, each) for player, each in said if not isinstance(each, Savepoint)]
+            scorings = iter(_score_together([(player.evaluator, each.weights) for player, each in scored]))
         earlier = len(pending)
         pending += [
-            _Pending(player.plan, each, next(scorings) if isinstance(each, Draft) else None) for player, each in said
+            _Pending(player, each, None if isinstance(each, Savepoint) else next(scorings)) for player, each in said
         ]
         while pending and pending[0].is_known():
-            yield pending.popleft().event()
+            yield from pending.popleft().events()
             earlier -= 1
-        players = [player for player in players if player.wanted]
+        players = [player for player in players if player.wanted and not player.has_ended]
         with _undisturbed(plans, device):
             _train_together(players)
         for _ in range(earlier):
-            yield pending.popleft().event()
+            yield from pending.popleft().events()
+        players = [player for player in players if not player.has_ended]
     while pending:
-        yield pending.popleft().event()
+        yield from pending.popleft().events()
 
 
 def _train_together(players: Sequence[_Player]) -> None:
@@ -158,11 +173,11 @@ def _train_together(players: Sequence[_Player]) -> None:
             player.answer = updates
 
 
-def _score_together(wanted: Sequence[tuple[Evaluator, Draft]]) -> list[Scoring]:
+def _score_together(wanted: Sequence[tuple[Evaluator, Vector]]) -> list[Scoring]:
     scorings: dict[int, Scoring] = {}
     for kind in dict.fromkeys(type(evaluator) for evaluator, _ in wanted):
         group = [number for number, (evaluator, _) in enumerate(wanted) if type(evaluator) is kind]
-        scores = kind.together([(wanted[number][0], wanted[number][1].weights) for number in group])
+        scores = kind.together([wanted[number] for number in group])
         scorings.update(zip(group, scores, strict=True))
     return [scorings[number] for number in range(len(wanted))]
 

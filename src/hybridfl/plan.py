@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
@@ -14,14 +16,14 @@ from numpy.typing import NDArray
 from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.conditions import Conditions, FleetTiming, conditions_of
-from hybridfl.engines import check_fit
+from hybridfl.engines import check_task
 from hybridfl.errors import InputError, require_positive, require_seed
+from hybridfl.evaluation import Scores
 from hybridfl.protocol import Algorithm, Fleet, always_online
-from hybridfl.records import Config
+from hybridfl.records import Config, DeviceScore
 from hybridfl.task import Task
 from hybridfl.timing import ConstantSeconds, Pace, Recorded, Roster
 from hybridfl.traces import RecordedAvailability, checksum
-from hybridfl.training import check_trainable
 from hybridfl.vectors import flatten
 
 
@@ -54,15 +56,16 @@ class Run:
             if value is not None:
                 require_positive(name, value)
 
-    def check(self) -> None:
-        """Raise `InputError` if the run could not start, before anything is written."""
-        check_trainable(self.task.model)
-        check_fit(self.task)
+    @cached_property
+    def stage(self) -> Stage:
+        """What the run really has. Raises `InputError` if the run could not start: all that play one come by here."""
+        check_task(self.task)
         stage = Stage.of(self)
         try:
             stage.algorithm.init(flatten(stage.task.model), stage.fleet)
         except InputError as error:
-            raise InputError(f"{self.name}: {error}") from None
+            raise InputError(f"{self.name}, seed {self.seed}: {error}") from None
+        return stage
 
     @property
     def name(self) -> str:
@@ -117,6 +120,16 @@ class Stage:
         fleet = Fleet(task.train.num_samples, timing.expected_seconds, plan.seed, online)
         algorithm = plan.algorithm if plan.guard is None else Guarded(plan.algorithm, plan.guard)
         return cls(algorithm, task, timing, fleet, is_straggler)
+
+    def by_device(self, scores: Scores) -> tuple[DeviceScore, ...]:
+        """How a model does on each device that has test samples that are scored; nothing where there are no classes."""
+        return tuple(
+            DeviceScore(device, accuracy, count, bool(self.is_straggler[device]))
+            for device, (accuracy, count) in enumerate(
+                zip(scores.by_device.tolist(), scores.held_by_device.tolist(), strict=True)
+            )
+            if not math.isnan(accuracy)
+        )
 
 
 def _traces(timing: object) -> dict[str, str]:

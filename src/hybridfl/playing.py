@@ -13,6 +13,7 @@ import torch
 from hybridfl.errors import InputError, require_positive
 from hybridfl.plan import Run, Stage
 from hybridfl.protocol import Job, State, Update, Vector
+from hybridfl.records import DeviceScore
 from hybridfl.run import Moment
 from hybridfl.simulation import NobodyLeft, Simulation, Traffic
 from hybridfl.tally import Draft, Tally, models_in
@@ -63,9 +64,10 @@ NEVER = Often(seconds=math.inf)
 
 @dataclass(frozen=True, eq=False)
 class Ended:
-    """A run has said its last; these are its weights."""
+    """A run has said its last; these are its weights, and how they do on each device's test samples."""
 
     weights: Vector
+    devices: tuple[DeviceScore, ...] = ()
 
 
 Playing = Generator[Sequence[Job] | Draft | Savepoint | Ended, list[Update] | None, None]

@@ -342,7 +342,7 @@ def execute_on_cluster(plans: Sequence[Run], cluster: Cluster, saves: Saves = No
     A run whose worker died goes on elsewhere from its last savepoint, and what is known of it already is passed over: it would
     be the same.
     """
-    stands = [_Stand(cluster.put(saves.savepoint(plan, Stage.of(plan))), saves.often) for plan in plans]
+    stands = [_Stand(cluster.put(saves.savepoint(plan, plan.stage)), saves.often) for plan in plans]
     names = [uuid.uuid4().hex for _ in plans]
 
     def piece(number: int) -> Piece:

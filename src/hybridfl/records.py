@@ -45,6 +45,29 @@ class Record:
     """Devices' last updates that a bounded memory gave up, since the start."""
     barred: int = 0
     """Devices that get no more jobs, having been refused too often."""
+    device_accuracy: float = math.nan
+    """The mean over devices of each one's accuracy on its own test samples: every device counts alike."""
+    worst_accuracy: float = math.nan
+    """The mean over the tenth of the devices with the lowest accuracy."""
+    below_chance: float = math.nan
+    """The share of the devices whose accuracy is below 1/C, C being the number of classes."""
+    diverged_at: float = math.nan
+    """The version at which weights or losses were not finite any more, in the last record of such a run; else NaN."""
+
+    @property
+    def has_diverged(self) -> bool:
+        return not math.isnan(self.diverged_at)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceScore:
+    """How a run's last model does on the test samples of one device."""
+
+    device: int
+    accuracy: float
+    num_samples: int
+    """Of the test samples that were scored."""
+    is_straggler: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +96,8 @@ class Arrival:
 Config = Mapping[str, Any]
 
 
+DEVICES = "devices.jsonl"
+
 DEPLOYED = "Flower"
 """What a deployment's `run.json` says in the place of a simulated fleet."""
 
@@ -84,6 +109,8 @@ class SavedRun:
     config: Config
     records: tuple[Record, ...]
     arrivals: tuple[Arrival, ...]
+    devices: tuple[DeviceScore, ...] = ()
+    """Of the devices that hold test samples, once the run has ended; empty where there are no classes or it diverged."""
 
     @property
     def label(self) -> str:
@@ -97,6 +124,10 @@ class SavedRun:
     def is_deployed(self) -> bool:
         """On real machines: its seconds are the wall's."""
         return bool(self.config["timing"] == DEPLOYED)
+
+    @property
+    def has_diverged(self) -> bool:
+        return any(record.has_diverged for record in self.records)
 
 
 def check_apart(names: Sequence[str], folders: Sequence[Path]) -> None:
@@ -189,9 +220,10 @@ def load(folder: Path) -> SavedRun:
     try:
         records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / "records.jsonl"))
         arrivals = tuple(Arrival(**_known(row, Arrival)) for row in _rows(folder / "arrivals.jsonl"))
+        devices = tuple(DeviceScore(**_known(row, DeviceScore)) for row in _rows(folder / DEVICES))
     except (ValueError, TypeError) as error:
         raise InputError(f"The records in '{folder}' cannot be read ({error}): give a folder of results.") from None
-    return SavedRun(config, records, arrivals)
+    return SavedRun(config, records, arrivals, devices)
 
 
 def load_all(folder: Path) -> list[SavedRun]:
@@ -206,7 +238,7 @@ def load_all(folder: Path) -> list[SavedRun]:
     return [run for run in runs if run.records]
 
 
-def line_of(row: Record | Arrival) -> str:
+def line_of(row: Record | Arrival | DeviceScore) -> str:
     """JSON has no NaN and no infinity: they are written as null."""
     values = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in asdict(row).items()}
     return json.dumps(values) + "\n"
@@ -216,7 +248,7 @@ def _numbers(row: dict[str, Any]) -> dict[str, Any]:
     return {name: math.nan if value is None else value for name, value in row.items()}
 
 
-def _known(row: dict[str, Any], kind: type[Record] | type[Arrival]) -> dict[str, Any]:
+def _known(row: dict[str, Any], kind: type[Record] | type[Arrival] | type[DeviceScore]) -> dict[str, Any]:
     """Without what other versions of hybridfl wrote beside."""
     names = {field.name for field in fields(kind)}
     return {name: value for name, value in row.items() if name in names}

@@ -5,6 +5,7 @@ records.jsonl       one line an evaluation
 arrivals.jsonl      one line a job's end
 checkpoints/        what it goes on from, while it is under way
 model.safetensors   the weights it ended with, by name
+devices.jsonl       one line per device that has test samples: how those weights do on them
 finished.json       that it has ended
 """
 
@@ -14,7 +15,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from torch import Tensor
 
 from hybridfl.checkpoints import write_aside
 from hybridfl.errors import InputError
-from hybridfl.records import Arrival, Config, Record, line_of
+from hybridfl.records import DEVICES, Arrival, Config, DeviceScore, Record, line_of
 
 CHECKPOINTS = "checkpoints"
 FINISHED = "finished.json"
@@ -84,7 +85,7 @@ class RunFolder:
         """Back to the beginning of the run."""
         with self._said_in_one_line():
             write_aside(self.folder / RUN, (json.dumps(self._config, indent=2) + "\n").encode())
-            for path in (self.folder / FINISHED, self.folder / MODEL):
+            for path in (self.folder / FINISHED, self.folder / MODEL, self.folder / DEVICES):
                 path.unlink(missing_ok=True)
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             for lines in self._lines:
@@ -106,9 +107,13 @@ class RunFolder:
         """How far the files are, and that for certain: what a checkpoint builds on must be on the disk before it."""
         return {lines.path.name: lines.synced() for lines in self._lines}
 
-    def finish(self, parameters: Mapping[str, Tensor], wall_seconds: float) -> None:
-        """The run has ended: keep its weights, and no checkpoints."""
+    def finish(
+        self, parameters: Mapping[str, Tensor], wall_seconds: float, devices: Sequence[DeviceScore] = ()
+    ) -> None:
+        """The run has ended: keep its weights and what they do for each device, and no checkpoints."""
         with self._said_in_one_line():
+            if devices:
+                write_aside(self.folder / DEVICES, "".join(map(line_of, devices)).encode())
             write_aside(self.folder / MODEL, save({k: v.contiguous() for k, v in parameters.items()}))
             said = {**self.positions(), "wall_seconds": round(wall_seconds, 3)}
             write_aside(self.folder / FINISHED, (json.dumps(said, indent=2) + "\n").encode())

@@ -84,7 +84,8 @@ class FolderSaves:
         if isinstance(event, Snapshot):
             saved.files.write(event.record, event.arrivals)
         elif isinstance(event, Ended):
-            saved.files.finish(unflatten(plan.task.model, event.weights.cpu()), saved.wall_seconds)
+            parameters = unflatten(plan.task.model, event.weights.cpu())
+            saved.files.finish(parameters, saved.wall_seconds, event.devices)
         else:
             self._write_checkpoint(plan, saved, event)
 

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from hybridfl import softmax_triton as kernels
 from hybridfl.closed_form import check_size, checked_classes
-from hybridfl.cuda_evaluation import Counts, OnItsWay
+from hybridfl.cuda_evaluation import OnItsWay, Totals
 from hybridfl.data.federated import Samples
 from hybridfl.dense import Dense
-from hybridfl.evaluation import Scores
+from hybridfl.evaluation import Audience, Scores
 from hybridfl.free_memory import free_bytes
 from hybridfl.protocol import Job, Update, Vector
 from hybridfl.randomness import keys
@@ -284,24 +284,18 @@ def _distance(tensor: Tensor, origin: Tensor, unit: int) -> int:
 class CudaSoftmaxEvaluation:
     """What `Evaluation` computes for `LogisticRegression` with cross-entropy, on a GPU, for many runs at once."""
 
-    def __init__(
-        self, dense: Dense, train: Samples, test: Samples, stragglers: NDArray[np.bool_], l2: float = 0.0
-    ) -> None:
+    def __init__(self, dense: Dense, train: Samples, test: Samples, audience: Audience, l2: float = 0.0) -> None:
         self._train = _Data.of(train, dense)
         self._test = _Data.of(test, dense)
-        from_straggler = stragglers[test.device_of]
-        self._late = uploaded(from_straggler.astype(np.uint8))
-        self._counts = Counts(len(train.index), int((~from_straggler).sum()), int(from_straggler.sum()), l2)
-        # Nobody asks which training samples are a straggler's: their flags are never told apart.
-        self._nobody_late = torch.zeros(max(1, len(train.index)), dtype=torch.uint8, device=CUDA)
-        parts = ((self._train, self._nobody_late), (self._test, self._late))
+        self._totals = Totals(len(train.index), len(test.index), audience, l2)
+        parts = (self._train, self._test)
         self._rows = np.array(
             [
-                (*(each.data_ptr() for each in (data.inputs, data.targets, data.index, flags)), data.offsets[-1])
-                for data, flags in parts
+                (*(each.data_ptr() for each in (data.inputs, data.targets, data.index)), data.offsets[-1])
+                for data in parts
             ]
         )
-        self._scales = np.array([data.scale for data, _ in parts], dtype=np.float32)
+        self._scales = np.array([data.scale for data in parts], dtype=np.float32)
 
     def __call__(self, weights: Vector) -> Scores:
         return self.together([(self, weights)])[0].scores()
@@ -311,36 +305,34 @@ class CudaSoftmaxEvaluation:
         scorings: list[OnItsWay | None] = [None] * len(wanted)
         for kind in dict.fromkeys(evaluation._train.kind for evaluation, _ in wanted):
             places = [place for place, (evaluation, _) in enumerate(wanted) if evaluation._train.kind == kind]
-            totals = _totals([wanted[place] for place in places])
+            sums, right = _scored([wanted[place] for place in places])
             for place, scoring in zip(
-                places, OnItsWay.of(totals, [wanted[place][0]._counts for place in places]), strict=True
+                places, OnItsWay.of(sums, right, [wanted[place][0]._totals for place in places]), strict=True
             ):
                 scorings[place] = scoring
         return scorings  # type: ignore[return-value]
 
 
-def _totals(wanted: Sequence[tuple[CudaSoftmaxEvaluation, Vector]]) -> Tensor:
-    """[wanted, 5]: the sums `Counts.scores` takes. Training and test samples are two entries of one launch."""
+def _scored(wanted: Sequence[tuple[CudaSoftmaxEvaluation, Vector]]) -> tuple[Tensor, Tensor]:
+    """[wanted, 3], the sums `Totals.scores` takes, and [wanted, most test samples], whether each answer is right.
+
+    Training and test samples are two entries of one launch.
+    """
     evaluation, origin = wanted[0]
-    first, late = evaluation._train, evaluation._late
+    first = evaluation._train
     check_size(origin, first.inputs.shape[1], first.dense)
     rows = np.concatenate([own._rows for own, _ in wanted])
     table = np.zeros((len(rows), 8), dtype=np.int64)
     table[:, 0] = np.repeat([weights.data_ptr() for _, weights in wanted], 2)
-    table[:, 1:6] = rows[:, :5]
-    table[:, :5] -= (
-        origin.data_ptr(),
-        first.inputs.data_ptr(),
-        first.targets.data_ptr(),
-        first.index.data_ptr(),
-        late.data_ptr(),
-    )
-    table[:, :5] //= (4, 16, 4, 4, 1)
+    table[:, 1:5] = rows
+    table[:, :4] -= (origin.data_ptr(), first.inputs.data_ptr(), first.targets.data_ptr(), first.index.data_ptr())
+    table[:, :4] //= (4, 16, 4, 4)
     columns = uploaded(table)
     rows_a_tile = 64
-    tiles = max(1, -(-int(table[:, 5].max()) // rows_a_tile))
-    sums = torch.empty(len(rows), tiles, 3, dtype=torch.float64, device=CUDA)
-    totals = torch.empty(len(rows), 4, dtype=torch.float64, device=CUDA)
+    tiles = max(1, -(-int(table[:, 4].max()) // rows_a_tile))
+    losses = torch.empty(len(rows), tiles, dtype=torch.float64, device=CUDA)
+    right = torch.empty(len(rows), tiles * rows_a_tile, dtype=torch.uint8, device=CUDA)
+    totals = torch.empty(len(rows), 2, dtype=torch.float64, device=CUDA)
     kernels.score[(tiles, len(rows))](
         columns,
         uploaded(np.concatenate([own._scales for own, _ in wanted])),
@@ -348,15 +340,16 @@ def _totals(wanted: Sequence[tuple[CudaSoftmaxEvaluation, Vector]]) -> Tensor:
         first.inputs,
         first.targets,
         first.index,
-        late,
-        sums,
+        losses,
+        right,
         tiles,
         ROWS=rows_a_tile,
         num_warps=4,
         **first.constants,
     )
     kernels.add_up[(len(rows),)](
-        columns, origin, sums, totals, tiles, ROWS=rows_a_tile, SIZE=origin.numel(), BLOCK=_BLOCK
+        columns, origin, losses, totals, tiles, ROWS=rows_a_tile, SIZE=origin.numel(), BLOCK=_BLOCK
     )
     train, test = totals[0::2], totals[1::2]
-    return torch.cat([train[:, :1], test], dim=1)
+    most = int(table[1::2, 4].max())
+    return torch.cat([train[:, :1], test], dim=1), right[1::2, :most].contiguous()

@@ -241,8 +241,8 @@ def score(
     inputs,
     targets,
     index,
-    late,
-    sums,
+    losses,
+    right,
     tiles,
     FEATURES: tl.constexpr,
     CLASSES: tl.constexpr,
@@ -253,15 +253,14 @@ def score(
     UNIT: tl.constexpr,
     BYTES: tl.constexpr,
 ):
-    """sums[e, tile] ← (Σ losses, right answers on normal devices' samples, right answers on stragglers') of ROWS samples."""
+    """losses[e, tile] ← Σ losses of ROWS samples;  right[e, s] ← 1 if the answer to sample s is right, else 0."""
     tile = tl.program_id(0)
     e = tl.program_id(1)
     weights_at = tl.load(columns + 8 * e)
     inputs_at = tl.load(columns + 8 * e + 1) * UNIT
     targets_at = tl.load(columns + 8 * e + 2)
     index_at = tl.load(columns + 8 * e + 3)
-    late_at = tl.load(columns + 8 * e + 4)
-    count = tl.load(columns + 8 * e + 5)
+    count = tl.load(columns + 8 * e + 4)
     scale = tl.load(scales + e)
     if tile * ROWS < count:
         k = tl.arange(0, WIDTH)
@@ -270,7 +269,6 @@ def score(
         here = s < count
         rows = tl.load(index + index_at + s, mask=here, other=0)
         y = tl.load(targets + targets_at + rows, mask=here, other=0)
-        is_late = tl.load(late + late_at + s, mask=here, other=0).to(tl.float64)
         x_at = inputs + inputs_at + rows[:, None].to(tl.int64) * FEATURES + k[None, :]
         flat = weights + weights_at + c[None, :] * FEATURES + k[:, None]
         z = tl.zeros((ROWS, COLUMNS), tl.float32)
@@ -280,35 +278,27 @@ def score(
             z = _product(x, tl.load(flat + i * WIDTH, mask=inside, other=0.0), z, BYTES)
         b = tl.load(weights + weights_at + CLASSES * FEATURES + c, mask=c < CLASSES, other=0.0)
         z = tl.where(c[None, :] < CLASSES, z * scale + b[None, :], float("-inf"))
-        _, losses = _residuals(z, y, c, CLASSES)
-        right = tl.where(here & (tl.argmax(z, 1, tie_break_left=True) == y), 1.0, 0.0).to(tl.float64)
-        own = sums + (e.to(tl.int64) * tiles + tile) * 3
-        tl.store(own, tl.sum(tl.where(here, losses, 0.0).to(tl.float64), 0))
-        tl.store(own + 1, tl.sum(right * (1.0 - is_late), 0))
-        tl.store(own + 2, tl.sum(right * is_late, 0))
+        _, own = _residuals(z, y, c, CLASSES)
+        at = e.to(tl.int64) * tiles + tile
+        tl.store(losses + at, tl.sum(tl.where(here, own, 0.0).to(tl.float64), 0))
+        answers = tl.argmax(z, 1, tie_break_left=True) == y
+        tl.store(right + at * ROWS + tl.arange(0, ROWS), answers.to(tl.uint8), mask=here)
 
 
 @triton.jit
-def add_up(columns, weights, sums, totals, tiles, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """totals[e] ← (Σ sums[e, tile] over its tiles, ‖w‖²): one program an entry, so the order of the sum is always the same."""
+def add_up(columns, weights, losses, totals, tiles, ROWS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """totals[e] ← (Σ losses[e, tile] over its tiles, ‖w‖²): one program per entry, so the sum's order is always the same."""
     e = tl.program_id(0)
     weights_at = tl.load(columns + 8 * e)
-    count = tl.load(columns + 8 * e + 5)
+    count = tl.load(columns + 8 * e + 4)
     i = tl.arange(0, BLOCK)
     loss = tl.zeros((BLOCK,), tl.float64)
-    normal = tl.zeros((BLOCK,), tl.float64)
-    straggler = tl.zeros((BLOCK,), tl.float64)
     for first in range(0, (count + ROWS - 1) // ROWS, BLOCK):
         here = first + i < (count + ROWS - 1) // ROWS
-        own = sums + (e.to(tl.int64) * tiles + first + i) * 3
-        loss += tl.load(own, mask=here, other=0.0)
-        normal += tl.load(own + 1, mask=here, other=0.0)
-        straggler += tl.load(own + 2, mask=here, other=0.0)
+        loss += tl.load(losses + e.to(tl.int64) * tiles + first + i, mask=here, other=0.0)
     squares = tl.zeros((BLOCK,), tl.float64)
     for first in range(0, SIZE, BLOCK):
         w = tl.load(weights + weights_at + first + i, mask=first + i < SIZE, other=0.0).to(tl.float64)
         squares += w * w
-    tl.store(totals + 4 * e, tl.sum(loss, 0))
-    tl.store(totals + 4 * e + 1, tl.sum(normal, 0))
-    tl.store(totals + 4 * e + 2, tl.sum(straggler, 0))
-    tl.store(totals + 4 * e + 3, tl.sum(squares, 0))
+    tl.store(totals + 2 * e, tl.sum(loss, 0))
+    tl.store(totals + 2 * e + 1, tl.sum(squares, 0))

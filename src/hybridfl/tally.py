@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,15 @@ class Draft:
 
     def scored(self, scores: Scores) -> Snapshot:
         """The snapshot it is, now that its scores are known."""
-        return Snapshot(Record(**self.counts, **vars(scores)), self.arrivals)
+        record = Record(
+            **self.counts,
+            **{name: getattr(scores, name) for name in _SCORED},
+            diverged_at=self.counts["version"] if scores.has_diverged else math.nan,
+        )
+        return Snapshot(record, self.arrivals)
+
+
+_SCORED = sorted({field.name for field in fields(Scores)} & {field.name for field in fields(Record)})
 
 
 def models_in(jobs: Sequence[Job]) -> int:

@@ -66,15 +66,15 @@ def shared_out(loads: NDArray[np.int64], threads: int) -> list[NDArray[np.int64]
 
 
 class ModelOfEachThread:
-    """A copy of a model for every thread that asks: a model is changed by whoever computes with it."""
+    """A copy of a model for every thread that asks, in the mode it is used in: computing with a model changes it."""
 
-    def __init__(self, model: nn.Module, device: torch.device = torch.device("cpu")) -> None:
-        self._model, self._device = model, device
+    def __init__(self, model: nn.Module, *, training: bool, device: torch.device = torch.device("cpu")) -> None:
+        self._model, self._training, self._device = model, training, device
         self._copies = threading.local()
 
     def own(self) -> nn.Module:
         """This thread's."""
         if not hasattr(self._copies, "model"):
-            self._copies.model = copy.deepcopy(self._model).to(self._device)
+            self._copies.model = copy.deepcopy(self._model).to(self._device).train(self._training)
         model: nn.Module = self._copies.model
         return model

@@ -18,10 +18,10 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
-from hybridfl.errors import InputError
 from hybridfl.losses import Loss, cross_entropy, loss_by_sample
 from hybridfl.protocol import Job, Trainer, Update, Vector, Work
 from hybridfl.threads import CORES, ModelOfEachThread, pool, shared_out
+from hybridfl.trial import check_trainable
 from hybridfl.vectors import drifts, flatten, unflatten
 
 
@@ -66,7 +66,7 @@ class LocalSGD:
         self._seed = seed
         self._recurrent = is_recurrent(model)
         self._num_parameters = sum(parameter.numel() for parameter in model.parameters())
-        self._models = ModelOfEachThread(model)
+        self._models = ModelOfEachThread(model, training=True)
 
     def __call__(self, jobs: Sequence[Job]) -> list[Update]:
         return self.together([(self, jobs)])[0]
@@ -255,23 +255,3 @@ def shortened(gradients: Tensor, longest: Tensor) -> Tensor:
 def is_recurrent(model: nn.Module) -> bool:
     """Whether it has recurrent layers, which PyTorch fuses but cannot stack."""
     return any(isinstance(layer, nn.RNNBase) for layer in model.modules())
-
-
-def check_trainable(model: nn.Module) -> None:
-    """Refuse layers that would make a job's answer depend on anything but the job."""
-    if not any(True for _ in model.parameters()):
-        raise InputError(f"{type(model).__name__} has no parameters to train.")
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            raise InputError(f"Parameter '{name}' is frozen, but all parameters are trained: make it a buffer instead.")
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
-            raise InputError(
-                f"Layer '{name}' is {type(layer).__name__}: its running statistics belong to no device. "
-                "Use GroupNorm or LayerNorm."
-            )
-        drops = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0.0)
-        if isinstance(drops, float) and drops > 0:
-            raise InputError(
-                f"Layer '{name}' is {type(layer).__name__}: its dropout is not keyed, so runs would not repeat. Set it to 0."
-            )

@@ -6,7 +6,7 @@ import torch
 
 from hybridfl.data.federated import Samples
 from hybridfl.data.synthetic import synthetic
-from hybridfl.evaluation import Evaluation, ModuleForward
+from hybridfl.evaluation import Audience, Evaluation, ModuleForward
 from hybridfl.losses import cross_entropy
 from hybridfl.models import LogisticRegression
 from hybridfl.paper import theory
@@ -40,7 +40,8 @@ def test_it_is_what_runs_record_as_their_training_loss() -> None:
     samples = synthetic(1.0, 1.0, 5, seed=3)
     model = LogisticRegression(60, 10)
     weights = 0.1 * torch.randn(610, generator=torch.Generator().manual_seed(0))
-    scores = Evaluation(ModuleForward(model, cross_entropy), samples, samples, np.zeros(5, dtype=bool), 1e-4)(weights)
+    everybody = Audience.of(samples, np.zeros(5, dtype=bool), chance=0.1)
+    scores = Evaluation(ModuleForward(model, cross_entropy), samples, samples, everybody, 1e-4)(weights)
     problem = Problem.of(samples, 10, 1e-4)
     assert problem.value_and_gradient(weights.double().numpy(), theory.EVERYTHING)[0] == pytest.approx(
         scores.train_loss

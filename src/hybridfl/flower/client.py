@@ -13,7 +13,7 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from hybridfl.engines import device_named, trainer_for
+from hybridfl.engines import check_task, device_named, trainer_for
 from hybridfl.errors import InputError
 from hybridfl.evaluation import ModuleForward
 from hybridfl.flower.answers import Answers
@@ -71,6 +71,7 @@ def client_app(load: Load) -> ClientApp:
 
 def trained(task: Task, job: Job, seed: int, place: torch.device) -> Update:
     """A job done on the samples of the task's one device, by the CPU or a GPU."""
+    check_task(task)
     trainer = trainer_for(replace(task, train=task.train.at_place(job.device)), seed, place)
     drift = None if job.drift is None else job.drift.to(place)
     (update,) = trainer([replace(job, weights=job.weights.to(place), drift=drift)])

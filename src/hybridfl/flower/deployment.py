@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from hybridfl.algorithms.growing import Growing
 from hybridfl.algorithms.guard import Guard, Guarded
+from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError, require_positive, require_seed
 from hybridfl.flower.patience import Patience
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.plan import versions
 from hybridfl.protocol import Algorithm
 from hybridfl.records import DEPLOYED, Config
-from hybridfl.training import check_trainable
+from hybridfl.trial import check_trainable, check_trial
 from hybridfl.vectors import flatten
 
 
@@ -56,7 +57,10 @@ class Deployment:
         for name in ("rounds", "seconds", "devices", "checkpoint_every", "enrol_seconds"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
-        check_trainable(self.model)
+        if self.test is None:
+            check_trainable(self.model)
+        else:
+            check_trial(self.model, self.loss, Samples.from_devices([self.test]))
 
     @property
     def guarded(self) -> Algorithm[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from hybridfl.data.federated import Samples
-from hybridfl.evaluation import ModuleForward, Scores
+from hybridfl.evaluation import ModuleForward, Scores, device_scores
 from hybridfl.flower.deployment import Deployment
 from hybridfl.flower.wire import MOST_LOSS
 from hybridfl.protocol import Fleet, LocalScores, Update, Vector
@@ -36,7 +36,7 @@ class Scoring:
     """train_loss = Σ n_i·ℓ_i/Σ n_i of the losses devices reported; test scores by the server, or Σ m_i·s_i/Σ m_i of theirs.
 
     n_i: samples of device i; ℓ_i: the loss it reported last; m_i: the samples it holds out; s_i: what it said of them. What a
-    server cannot know, normal devices' samples and stragglers' apart, is NaN.
+    server cannot know, normal devices' samples and stragglers' apart, is NaN. Scores by device are those they reported last.
     """
 
     def __init__(self, deployment: Deployment) -> None:
@@ -53,7 +53,19 @@ class Scoring:
             held_out = [min(said.num_samples, int(fleet.num_samples[device])) for device, said in heard.scores.items()]
             test_loss = _mean([scores.loss for scores in heard.scores.values()], held_out)
             accuracy = _mean([scores.accuracy for scores in heard.scores.values()], held_out)
-        return Scores(train_loss, test_loss, accuracy, normal_accuracy=math.nan, straggler_accuracy=math.nan)
+        if not bool(torch.isfinite(weights).all()):
+            return Scores.diverged(train_loss, test_loss)
+        reported = np.array([said.accuracy for said in heard.scores.values()])
+        by_device, worst, _ = device_scores(reported, chance=math.nan)
+        return Scores(
+            train_loss,
+            test_loss,
+            accuracy,
+            normal_accuracy=math.nan,
+            straggler_accuracy=math.nan,
+            device_accuracy=by_device,
+            worst_accuracy=worst,
+        )
 
 
 def _mean(values: list[float], weights: list[int]) -> float:

@@ -18,7 +18,7 @@ from hybridfl.paper.results import Result, of
 from hybridfl.paper.study import Arm, Study
 from hybridfl.paper.theory import Constants, Floats, Problem
 from hybridfl.paper.verdict import DRIFT, NOT_ASKED, OURS, PRINTED, Book, Claim, Finding, Judgement, at_least, judged
-from hybridfl.plan import Run, Stage
+from hybridfl.plan import Run
 from hybridfl.run import Moment, run
 from hybridfl.simulation import Simulation
 from hybridfl.spelling import read_task
@@ -95,7 +95,7 @@ def _constants(problem: Problem, plan: Run, models: Sequence[Floats], longest: f
         gradient=longest,
         stochastic=theory.stochastic(problem, few, 64, np.random.default_rng(plan.seed)),
         dissimilarity=theory.dissimilarity(problem, few),
-        normal_share=float(problem.shares[~Stage.of(plan).is_straggler].sum()),
+        normal_share=float(problem.shares[~plan.stage.is_straggler].sum()),
         taylor=theory.taylor(problem, few, 1),
         delay=MAX_DELAY,
     )
@@ -103,7 +103,7 @@ def _constants(problem: Problem, plan: Run, models: Sequence[Floats], longest: f
 
 def _moments(plan: Run) -> Iterator[Moment[Any]]:
     """A run, moment by moment, with the weights of every version."""
-    stage = Stage.of(plan)
+    stage = plan.stage
     trainer = trainer_for(stage.task, plan.seed)
     simulation = Simulation(stage.fleet, trainer, stage.timing, stage.timing.comes_online, stage.timing.answer)
     state, outbox = stage.algorithm.init(flatten(stage.task.model), stage.fleet)
