@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, CancelledError, wait
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -52,7 +54,8 @@ class LocalSGD:
 
     A job with recurrent layers or with large steps is trained for itself instead, from its first step to its last: weights
     stay in the core's cache, and PyTorch's fused recurrent layers beat every way of stacking devices
-    (docs/performance.md has the numbers). Either way it is one thread's work, so bits do not depend on the number of cores.
+    (docs/performance.md has the numbers). So is every job of a model that `vmap` cannot take, because Python looks at its
+    numbers for example. Either way it is one thread's work, so bits do not depend on the number of cores.
     """
 
     def __init__(
@@ -97,8 +100,8 @@ class LocalSGD:
         return [[updates[number, place] for place in range(len(jobs))] for number, (_, jobs) in enumerate(wanted)]
 
     def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
-        alone = [[place] for place, job in enumerate(jobs) if self._is_large(job)]
-        small = [place for place, job in enumerate(jobs) if not self._is_large(job)]
+        alone = [[place] for place, job in enumerate(jobs) if self._is_alone(job)]
+        small = [place for place, job in enumerate(jobs) if not self._is_alone(job)]
         return [*alone, small] if small else alone
 
     def _ready(self, number: int, jobs: Sequence[Job]) -> Iterator[_Bundle]:
@@ -115,13 +118,37 @@ class LocalSGD:
                 yield _Bundle(number, places, own, Batches.of(own, self._samples, self._seed))
 
     def _train(self, bundle: _Bundle, stop: threading.Event) -> list[Update]:
-        if len(bundle.jobs) == 1 and self._is_large(bundle.jobs[0]):
+        if len(bundle.jobs) == 1 and self._is_alone(bundle.jobs[0]):
             return [self._train_alone(bundle.jobs[0], bundle.batches, stop)]
         return self._train_stacked(bundle.jobs, bundle.batches, stop)
 
-    def _is_large(self, job: Job) -> bool:
+    def _is_alone(self, job: Job) -> bool:
         batch_size = min(job.work.batch_size, int(self._samples.num_samples[job.device]))
-        return self._recurrent or self._num_parameters * batch_size >= ALONE_FROM
+        is_large = self._recurrent or self._num_parameters * batch_size >= ALONE_FROM
+        return is_large or not self._can_be_stacked
+
+    @cached_property
+    def _can_be_stacked(self) -> bool:
+        """Whether `vmap` takes the model and the loss: tried on two samples."""
+        inputs, targets = self._samples.take(torch.from_numpy(self._samples.index[:2]))
+        weights, shares = flatten(self._model), torch.full((len(targets),), 1 / len(targets))
+        once = (each.unsqueeze(0) for each in (weights, inputs, targets, shares))
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of what stands in vmap's way; it is not gone that way then
+                vmap(grad_and_value(self._batch_loss(self._models.own())))(*once)
+        except Exception:
+            return False  # what fails by itself too says so there, in its own words
+        return True
+
+    def _batch_loss(self, model: nn.Module) -> Callable[[Vector, Tensor, Tensor, Tensor], Tensor]:
+        """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""
+
+        def batch_loss(weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
+            outputs = functional_call(model, unflatten(model, weights), (inputs,))
+            return (loss_by_sample(self._loss, outputs, targets) * shares).sum()
+
+        return batch_loss
 
     def _train_alone(self, job: Job, batches: Batches, stop: threading.Event) -> Update:
         """By plain automatic differentiation."""
@@ -161,14 +188,7 @@ class LocalSGD:
 
     def _train_stacked(self, jobs: Sequence[Job], batches: Batches, stop: threading.Event) -> list[Update]:
         """All jobs' gradients in one `vmap`. A batch shorter than the widest is filled up with samples of no weight."""
-        model = self._models.own()
-
-        def batch_loss(weights: Vector, inputs: Tensor, targets: Tensor, shares: Tensor) -> Tensor:
-            """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""
-            outputs = functional_call(model, unflatten(model, weights), (inputs,))
-            return (loss_by_sample(self._loss, outputs, targets) * shares).sum()
-
-        gradients_of = vmap(grad_and_value(batch_loss))
+        gradients_of = vmap(grad_and_value(self._batch_loss(self._models.own())))
         ranked = np.argsort(-batches.num_steps, kind="stable")
         steps = batches.num_steps[ranked]
         received = torch.stack([jobs[j].weights for j in ranked])

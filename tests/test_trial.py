@@ -1,0 +1,214 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+from hybridfl import (
+    FedAvg,
+    FullWork,
+    InputError,
+    PaperDelays,
+    Run,
+    Samples,
+    Task,
+    Uniform,
+    cross_entropy,
+    execute,
+    simulate,
+)
+from hybridfl.flower.client import trained
+from hybridfl.protocol import Job, Work
+from hybridfl.trial import chance_of, check_trial
+from hybridfl.vectors import flatten
+
+DEVICES = [
+    (torch.randn(20, 4, generator=torch.Generator().manual_seed(device)), torch.arange(20) % 3) for device in range(4)
+]
+ALGORITHM = FedAvg(Uniform(4), FullWork(epochs=1, batch_size=10))
+
+
+def frozen(model: nn.Module) -> nn.Module:
+    return model.requires_grad_(False)
+
+
+def chain() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+class Net(nn.Module):
+    """A user's model; `width` decides whether its jobs are trained together or each by itself."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, width), nn.Linear(width, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.between(self.first(inputs)))
+        return outputs
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return torch.relu(hidden)
+
+
+class Dropping(Net):
+    def between(self, hidden: Tensor) -> Tensor:
+        return F.dropout(hidden, 0.5, self.training)
+
+
+class Noisy(Net):
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden + torch.randn_like(hidden)
+
+
+class Throwing(Net):
+    """Python's dice, and mostly with no effect."""
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden * 2 if random.random() < 1e-9 else hidden
+
+
+class Tossing(Net):
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden * float(np.random.rand() < 2)
+
+
+class Counting(Net):
+    """Another answer each time, and no generator in it."""
+
+    calls = 0
+
+    def between(self, hidden: Tensor) -> Tensor:
+        self.calls += 1
+        return hidden * self.calls
+
+
+class Averaging(Net):
+    """A buffer that every forward moves."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def between(self, hidden: Tensor) -> Tensor:
+        self.seen += 1
+        return hidden
+
+
+def noisy_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(outputs, targets) * (1 + torch.rand(()))
+
+
+@pytest.mark.parametrize("model", [chain(), Net(), nn.Sequential(nn.Linear(4, 3))], ids=["chain", "class", "softmax"])
+def test_frozen_layers_are_refused_by_every_way_to_run(model: nn.Module) -> None:
+    """Without `out`, a chain of linear layers was trained although all of it was frozen."""
+    task = Task.from_devices(DEVICES, frozen(model))
+    with pytest.raises(InputError, match="frozen"):
+        simulate(task, ALGORITHM, PaperDelays(), rounds=1)
+    with pytest.raises(InputError, match="frozen"):
+        list(execute(Run(task, ALGORITHM, PaperDelays(), rounds=1)))
+    job = Job(0, 0, flatten(model), Work(1, 10, 0.1), 0.0)
+    one = Task.from_devices(DEVICES[:1], model)
+    with pytest.raises(InputError, match="frozen"):
+        trained(one, job, seed=0, place=torch.device("cpu"))
+
+
+@pytest.mark.parametrize("width", [8, 4000], ids=["small", "large"])
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (Dropping, "PyTorch's"),
+        (Noisy, "PyTorch's"),
+        (Throwing, "Python's"),
+        (Tossing, "NumPy's"),
+        (Counting, "two answers"),
+    ],
+)
+def test_hidden_randomness_is_found_and_refused(kind: type[Net], what: str, width: int) -> None:
+    with pytest.raises(InputError, match=what):
+        simulate(Task.from_devices(DEVICES, kind(width)), ALGORITHM, PaperDelays(), rounds=1)
+
+
+def test_a_loss_that_draws_is_refused() -> None:
+    with pytest.raises(InputError, match="PyTorch's global generator"):
+        simulate(Task.from_devices(DEVICES, Net(), loss=noisy_loss), ALGORITHM, PaperDelays(), rounds=1)
+
+
+def test_a_forward_that_changes_a_buffer_is_refused() -> None:
+    with pytest.raises(InputError, match="buffer 'seen'"):
+        simulate(Task.from_devices(DEVICES, Averaging()), ALGORITHM, PaperDelays(), rounds=1)
+
+
+def test_a_trial_leaves_the_users_model_and_the_global_generators_as_they_were() -> None:
+    model, noisy = Averaging().eval(), Noisy()
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with pytest.raises(InputError):
+        check_trial(model, cross_entropy, Samples.from_devices(DEVICES))
+    assert not model.training
+    assert model.seen == 0
+    with pytest.raises(InputError):
+        check_trial(noisy, cross_entropy, Samples.from_devices(DEVICES))
+    torch.testing.assert_close(torch.rand(3), expected)
+
+
+class ByMode(Net):
+    """Other scores in train mode than in eval mode."""
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden * 0.0 if self.training else hidden
+
+
+@pytest.mark.parametrize("width", [8, 4000], ids=["small", "large"])
+def test_scores_are_taken_in_eval_mode_and_training_is_in_train_mode_whatever_the_models_mode(width: int) -> None:
+    torch.manual_seed(0)
+    model = ByMode(width)
+    records = [
+        simulate(Task.from_devices(DEVICES, model.train(mode)), ALGORITHM, PaperDelays(), rounds=1)
+        for mode in (True, False)
+    ]
+    assert list(records[0]) == list(records[1])
+    inputs, targets = torch.cat([x for x, _ in DEVICES]), torch.cat([y for _, y in DEVICES])
+    task = Task.from_devices(DEVICES, model, test_share=0)
+    with torch.no_grad():
+        loss = F.cross_entropy(model.eval()(inputs), targets)
+    assert simulate(task, ALGORITHM, PaperDelays(), rounds=1)[0].train_loss == pytest.approx(float(loss), rel=1e-5)
+
+
+class Deciding(Net):
+    """What `vmap` cannot take: Python looks at a number."""
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return torch.relu(hidden) if float(hidden.sum()) > -1e9 else hidden
+
+
+def test_a_model_that_cannot_be_stacked_is_trained_device_by_device() -> None:
+    torch.manual_seed(0)
+    plain = Net()
+    deciding = Deciding()
+    deciding.load_state_dict(plain.state_dict())
+    wanted, found = (
+        simulate(Task.from_devices(DEVICES, model), ALGORITHM, PaperDelays(), rounds=3)[-1]
+        for model in (plain, deciding)
+    )
+    assert found.train_loss == pytest.approx(wanted.train_loss, rel=1e-5)
+
+
+def test_first_weights_that_are_not_finite_are_refused() -> None:
+    model = Net()
+    with torch.no_grad():
+        model.last.bias[1] = float("nan")
+    with pytest.raises(InputError, match=r"'last\.bias' starts with NaN"):
+        simulate(Task.from_devices(DEVICES, model), ALGORITHM, PaperDelays(), rounds=1)
+
+
+def test_what_chance_is() -> None:
+    samples = Samples.from_devices(DEVICES)
+    assert chance_of(Net(), samples) == pytest.approx(1 / 3)
+    regression = Samples.from_devices([(x, x[:, 0]) for x, _ in DEVICES])
+    assert np.isnan(chance_of(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), regression))
