@@ -1,4 +1,5 @@
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.sampling import Everyone
@@ -24,7 +27,7 @@ from hybridfl.plan import Run
 from hybridfl.protocol import Job, Loss, Update, Work
 from hybridfl.spelling import read_fleet
 from hybridfl.task import Task
-from hybridfl.timing import ConstantSeconds, Drawn, PaperDelays, Roster
+from hybridfl.timing import ComputeAndLink, ConstantSeconds, Drawn, OwnSeconds, PaperDelays, Roster
 from hybridfl.traces import RecordedAvailability
 
 WORK = Work(5, 64, 0.1)
@@ -310,3 +313,46 @@ def test_many_losses_at_one_instant_do_not_end_a_run() -> None:
     task = Task.from_devices([(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))] * 2500, LogisticRegression(3, 2))
     fleet = Conditions(ConstantSeconds(), lost=0.5, notice=1.0)
     assert simulate(task, FedAvg(Everyone()), fleet, rounds=2)[-1].lost > 1000
+
+
+@dataclass(frozen=True)
+class Always:
+    """A user's law, and a user's mistake."""
+
+    value: float
+
+    def draw(self, draw: np.random.Generator, count: int) -> NDArray[np.float64]:
+        return np.full(count, self.value)
+
+
+@pytest.mark.parametrize("value", [0.0, -2.0, math.nan])
+@pytest.mark.parametrize("algorithm", [HFL(), FedBuff()])
+@pytest.mark.parametrize("place", ["pace", "jitter", "link"])
+def test_a_law_that_draws_no_seconds_ends_no_run_in_silence(value: float, algorithm: Any, place: str) -> None:
+    law = Always(value)
+    fleet = {
+        "pace": Conditions(Drawn(law)),
+        "jitter": Conditions(jitter=law),
+        "link": Conditions(ComputeAndLink(seconds_per_sample=law)),
+    }[place]
+    task = Task.from_devices(synthetic(1, 1, 5, 0), LogisticRegression(60, 10))
+    with pytest.raises(InputError, match=rf"Always\(value={value}\) drew {value} for device 0"):
+        simulate(task, algorithm, fleet, seconds=5)
+
+
+@dataclass(frozen=True)
+class OwnPace:
+    """A user's pace."""
+
+    expected: tuple[float, ...]
+
+    def of(self, roster: Roster) -> OwnSeconds:
+        return OwnSeconds(np.array(self.expected), np.zeros(len(self.expected), dtype=bool))
+
+
+def test_a_pace_that_expects_no_seconds_is_an_error_and_nan_means_not_known() -> None:
+    with pytest.raises(InputError, match=r"expects device 1 to take 0\.0 s"):
+        _ = drawn_up(Conditions(OwnPace((1.0, 0.0))), devices=2).expected_seconds
+    with pytest.raises(InputError, match=r"shape \(2,\), but the fleet has 3 devices"):
+        _ = drawn_up(Conditions(OwnPace((1.0, 1.0))), devices=3).expected_seconds
+    assert np.isnan(drawn_up(Conditions(OwnPace((1.0, math.nan))), devices=2).expected_seconds[1])

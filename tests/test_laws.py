@@ -1,4 +1,5 @@
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from hybridfl import laws
 from hybridfl.errors import InputError
 from hybridfl.laws import Fixed, HalfNormal, Law, Lognormal, Pareto, SlowShare, Zipf
 from hybridfl.randomness import generator
@@ -147,3 +149,36 @@ def test_zipf_reaches_its_cap_and_no_further() -> None:
 def test_refuses_what_is_no_law(make: type, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         make(**arguments)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's law: 1 s for all but the third number."""
+
+    third: float
+
+    def draw(self, draw: np.random.Generator, count: int) -> NDArray[np.float64]:
+        return np.where(np.arange(count) == 2, self.third, 1.0)
+
+
+@dataclass(frozen=True)
+class Short:
+    """A user's law that draws one number, whatever is asked for."""
+
+    def draw(self, draw: np.random.Generator, count: int) -> NDArray[np.float64]:
+        return np.ones(1)
+
+
+def test_a_good_law_of_ones_own_is_taken() -> None:
+    assert laws.drawn(Own(2.0), generator(0, "a test"), [7, 8, 9]).tolist() == [1.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_a_law_that_draws_no_seconds_is_an_error_that_names_law_device_and_value(value: float) -> None:
+    with pytest.raises(InputError, match=rf"Own\(third={value}\) drew {value} for device 9"):
+        laws.drawn(Own(value), generator(0, "a test"), [7, 8, 9])
+
+
+def test_a_law_that_draws_too_few_numbers_is_an_error() -> None:
+    with pytest.raises(InputError, match=r"Short\(\) drew shape \(1,\) where 3 numbers"):
+        laws.drawn(Short(), generator(0, "a test"), [7, 8, 9])

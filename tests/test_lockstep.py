@@ -1,6 +1,8 @@
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,6 +22,7 @@ from hybridfl.errors import InputError
 from hybridfl.experiment import execute
 from hybridfl.lockstep import Event, execute_all
 from hybridfl.plan import Run
+from hybridfl.playing import Ended
 from hybridfl.protocol import Job, Update
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
@@ -168,3 +171,44 @@ def test_an_error_in_a_run_names_it() -> None:
     plan = Run(task, FedAvg(Uniform(10)), PaperDelays(0.5, 4), rounds=1, seed=3, label="mine")
     with pytest.raises(InputError, match="mine, seed 3: 10 participants a round, but the fleet has 8 devices"):
         list(execute(plan))
+
+
+DIVERGING = FullWork(epochs=2, batch_size=16, learning_rate=ConstantRate(1e30))
+
+
+def test_a_run_that_diverges_ends_with_the_record_that_says_so() -> None:
+    [task, other] = softmax_tasks()
+    runs = [
+        Run(task, FedAvg(Uniform(4), DIVERGING), PaperDelays(0.5, 4), rounds=50, label="diverging"),
+        Run(other, FedAvg(Uniform(4), LOCAL), PaperDelays(0.5, 4), rounds=5, label="good"),
+    ]
+    events = list(execute_all(runs, CPU))
+    first = [event for run, event in events if run is runs[0]]
+    records = [event.record for event in first if isinstance(event, Snapshot)]
+    last = records[-1]
+    assert last.version < 5, "far from its 50 rounds"
+    assert last.has_diverged
+    assert last.diverged_at == last.version
+    assert math.isnan(last.test_accuracy)
+    assert math.isnan(last.device_accuracy)
+    assert not any(record.has_diverged for record in records[:-1])
+    assert isinstance(first[-1], Ended)
+    assert first[-1].devices == ()
+    good = [event for run, event in events if run is runs[1]]
+    alone = [event for _, event in execute_all([runs[1]], CPU)]
+    assert [e.record for e in good if isinstance(e, Snapshot)] == [e.record for e in alone if isinstance(e, Snapshot)]
+    assert isinstance(good[-1], Ended)
+
+
+def test_a_run_ends_with_what_its_model_does_for_each_device() -> None:
+    [task, _] = softmax_tasks()
+    run = Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(0.5, 4), rounds=5)
+    events = [event for _, event in execute_all([run], CPU)]
+    record = [event.record for event in events if isinstance(event, Snapshot)][-1]
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    assert [each.device for each in ended.devices] == list(range(8))
+    assert sum(each.is_straggler for each in ended.devices) == 4
+    assert np.mean([each.accuracy for each in ended.devices]) == pytest.approx(record.device_accuracy)
+    right = sum(each.accuracy * each.num_samples for each in ended.devices)
+    assert right / sum(each.num_samples for each in ended.devices) == pytest.approx(record.test_accuracy)

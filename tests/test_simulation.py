@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fakes import answer, fleet_of, job
+from hybridfl.errors import InputError
 from hybridfl.protocol import Inbox, Job, Loss, Outbox, Update
 from hybridfl.simulation import Simulation
 
@@ -280,3 +281,16 @@ def test_every_job_arrives_once_and_in_time(seconds: list[float], resent: int) -
         expected += len(again)
     assert len(set(seen)) == len(seen)
     assert {one.device for one in transport.in_flight} == set(range(len(seconds))) - finite
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, 1e-12])
+def test_a_job_that_takes_no_time_is_an_error_that_names_device_and_value(seconds: float) -> None:
+    """A clock that stands still would let a run make versions for ever."""
+    with pytest.raises(InputError, match=f"Device 1 would answer the job it is sent at 5 s after {seconds} s"):
+        simulation(1.0, seconds).send(Outbox((sent(0, 5.0), sent(1, 5.0))))
+
+
+def test_a_loss_that_is_known_at_once_is_an_error() -> None:
+    transport = Simulation(fleet_of(1), lambda jobs: [], lambda job: Loss(0.0, "gone"))
+    with pytest.raises(InputError, match="after 0"):
+        transport.send(Outbox((sent(0),)))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hybridfl.attacks import Hostile
 from hybridfl.availability import AlwaysOn, Availability, Calendar, finish, next_on
 from hybridfl.errors import InputError, require_positive, require_share
-from hybridfl.laws import Law
+from hybridfl.laws import Law, drawn
 from hybridfl.protocol import Job, Loss, Update
 from hybridfl.randomness import generator, key
 from hybridfl.timing import Pace, Paces, PaperDelays, Roster, chosen
@@ -142,7 +142,20 @@ class FleetTiming:
 
     @cached_property
     def expected_seconds(self) -> NDArray[np.float64]:
-        return self.paces.expected_seconds
+        """NaN where nothing is known of a device."""
+        expected = self.paces.expected_seconds
+        if np.shape(expected) != (len(self._roster),):
+            raise InputError(
+                f"{self._conditions.pace!r} expects seconds of shape {np.shape(expected)}, but the fleet has "
+                f"{len(self._roster)} devices: give one number per device."
+            )
+        bad = np.flatnonzero(expected <= 0)
+        if len(bad):
+            raise InputError(
+                f"{self._conditions.pace!r} expects device {bad[0]} to take {expected[bad[0]]} s: give numbers above 0, or NaN "
+                "where nothing is known."
+            )
+        return expected
 
     @cached_property
     def is_straggler(self) -> NDArray[np.bool_]:
@@ -200,7 +213,8 @@ class FleetTiming:
     def _seconds_of_work(self, job: Job) -> float:
         seconds = self.paces(job)
         if self._conditions.jitter is not None:
-            seconds *= float(self._conditions.jitter.draw(generator(self._roster.seed, "jitter", *_ids(job)), 1)[0])
+            draw = generator(self._roster.seed, "jitter", *_ids(job))
+            seconds *= float(drawn(self._conditions.jitter, draw, [job.device])[0])
         if self._change is not None and self._conditions.change is not None:
             seconds *= float(self._change[job.device]) if job.sent_at >= self._conditions.change.at else 1.0
         return seconds

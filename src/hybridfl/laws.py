@@ -6,6 +6,7 @@ A law draws from the generator it is given and keeps nothing, so who asks decide
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -23,6 +24,24 @@ class Law(Protocol):
     """A distribution of positive, finite numbers."""
 
     def draw(self, draw: np.random.Generator, count: int) -> NDArray[np.float64]: ...
+
+
+def drawn(law: Law, draw: np.random.Generator, devices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
+    """One number of the law for each of some devices. A law that draws what is no number of seconds is an `InputError`.
+
+    With 0 seconds per job a run would make version after version and its clock would stand still.
+    """
+    numbers = np.asarray(law.draw(draw, len(devices)), dtype=np.float64)
+    if numbers.shape != (len(devices),):
+        raise InputError(
+            f"{law!r} drew shape {numbers.shape} where {len(devices)} numbers were asked for: draw one each."
+        )
+    bad = np.flatnonzero(~((numbers > 0) & np.isfinite(numbers)))
+    if len(bad):
+        raise InputError(
+            f"{law!r} drew {numbers[bad[0]]} for device {devices[bad[0]]}: a law of delays draws finite numbers above 0."
+        )
+    return numbers
 
 
 @dataclass(frozen=True)

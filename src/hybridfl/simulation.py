@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from hybridfl.errors import InputError
 from hybridfl.protocol import Fleet, Inbox, Job, Loss, Lost, Outbox, Timing, Trainer, Update
 
 
@@ -103,6 +104,7 @@ class Simulation:
                 raise RuntimeError(f"Device {job.device} is busy with version {busy_with}.")
             traffic.in_flight[job.device] = job
             trip = self._timing(job)
+            _check_seconds(job, trip)
             if isinstance(trip, Loss):
                 traffic.losses[job.device] = trip.reason
                 trip = trip.seconds
@@ -153,6 +155,16 @@ class Simulation:
             traffic.now,
             updates=tuple(traffic.trained.pop(job.device) for job in jobs_back if job.device in traffic.trained),
             lost=tuple(Lost(job, traffic.losses.pop(job.device)) for job in jobs_back if job.device in traffic.losses),
+        )
+
+
+def _check_seconds(job: Job, trip: float | Loss) -> None:
+    """A job that took no time would be followed by the next one in the same instant, and the clock would stand still."""
+    seconds = trip.seconds if isinstance(trip, Loss) else trip
+    if not _instant(job.sent_at + seconds) > _instant(job.sent_at):
+        raise InputError(
+            f"Device {job.device} would answer the job it is sent at {job.sent_at:g} s after {seconds} s: the fleet's timing "
+            "must give every job a time above 0, at least a nanosecond."
         )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridfl.errors import InputError, require_positive, require_share
-from hybridfl.laws import Law, Lognormal
+from hybridfl.laws import Law, Lognormal, drawn
 from hybridfl.protocol import Job
 from hybridfl.randomness import generator, key
 from hybridfl.traces import kind_of, read_capacities, read_seconds
@@ -127,7 +127,7 @@ class Drawn:
     law: Law = Lognormal()
 
     def of(self, roster: Roster) -> OwnSeconds:
-        return _with_slow_ones(self.law.draw(generator(roster.seed, "pace"), len(roster)))
+        return _with_slow_ones(drawn(self.law, generator(roster.seed, "pace"), np.arange(len(roster))))
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class ComputeAndLink:
 
     def of(self, roster: Roster) -> LinkedPaces:
         per_sample, down, up = (
-            law.draw(generator(roster.seed, purpose), len(roster))
+            drawn(law, generator(roster.seed, purpose), np.arange(len(roster)))
             for law, purpose in (
                 (self.seconds_per_sample, "compute"),
                 (self.bytes_per_second_down, "downlink"),
