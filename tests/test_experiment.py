@@ -20,7 +20,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.engines import trainer_for
 from hybridfl.errors import InputError
 from hybridfl.experiment import execute, save_all, simulate
-from hybridfl.losses import cross_entropy
+from hybridfl.losses import Loss, cross_entropy
 from hybridfl.models import LogisticRegression
 from hybridfl.plan import Run
 from hybridfl.records import load
@@ -287,3 +287,106 @@ def test_many_runs_do_not_keep_many_files_open(tmp_path: Path) -> None:
     runs = [Run(TASK, HFL(local=LOCAL), TIMING, rounds=1, seed=seed) for seed in range(20)]
     for _ in save_all(runs, [tmp_path / str(run.seed) for run in runs]):
         assert sum(1 for _ in Path("/proc/self/fd").iterdir()) < before + 10
+
+
+class Gained(nn.Module):
+    """A user's model whose text does not show its gain."""
+
+    def __init__(self, gain: float) -> None:
+        super().__init__()
+        self.linear, self.gain = nn.Linear(60, 10), gain
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.linear(inputs) * self.gain
+        return outputs
+
+
+def _times(factor: float) -> Loss:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return factor * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+    return loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(FedAvg):
+    """A user's algorithm, whose `step` is edited below."""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name"),
+    [
+        ({"loss": _times(1.0)}, {"loss": _times(5.0)}, "_times.<locals>.loss"),
+        ({"model": Gained(1.0)}, {"model": Gained(2.0)}, "model"),
+    ],
+)
+def test_a_finished_run_of_other_code_is_not_read_back(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any], name: str
+) -> None:
+    first, second = (dataclasses.replace(TASK, **changes) for changes in (before, after))
+    out = str(tmp_path / "run")
+    records = simulate(first, Mine(Uniform(5)), TIMING, rounds=2, out=out)
+    with pytest.raises(
+        InputError, match=rf"results of other code \(.*{name}.* changed since\): run it again with fresh"
+    ):
+        simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out)
+    anew = simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out, fresh=True)
+    assert anew[-1].train_loss != records[-1].train_loss
+    assert list(simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out)) == list(anew)
+
+
+def test_an_edited_step_is_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(TASK, Mine(Uniform(5)), TIMING, rounds=2, out=tmp_path / "run")
+
+    def step(self: Mine, state: Any, inbox: Any) -> Any:
+        state, outbox = FedAvg.step(self, state, inbox)
+        return dataclasses.replace(state, weights=state.weights * 0.5), outbox
+
+    monkeypatch.setattr(Mine, "step", step)
+    with pytest.raises(InputError, match=r"other code .*step"):
+        simulate(TASK, Mine(Uniform(5)), TIMING, rounds=2, out=tmp_path / "run")
+
+
+def test_a_run_that_is_read_back_is_said_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    first = simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")
+    assert caplog.messages == []
+    assert list(simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")) == list(first)
+    assert caplog.messages == [
+        f"'{tmp_path / 'run'}' holds this run already: it is read back, not run again (fresh=True runs it again)."
+    ]
+
+
+def test_a_finished_run_of_another_version_is_not_read_back(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    simulate(TASK, HFL(), TIMING, rounds=2, out=out)
+    config = json.loads((out / "run.json").read_text())
+    config["versions"]["torch"] = "1.0"
+    (out / "run.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"\('torch 1\.0 → 2.*' changed since\)"):
+        simulate(TASK, HFL(), TIMING, rounds=2, out=out)
+    simulate(TASK, HFL(), TIMING, rounds=2, out=out, fresh=True)
+
+
+def test_code_of_another_python_cannot_be_compared(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    simulate(TASK, Mine(Uniform(5)), TIMING, rounds=2, out=out)
+    config = json.loads((out / "run.json").read_text())
+    config["versions"]["python"] = "3.10.1"
+    config["code"]["algorithm"] = "something else"
+    (out / "run.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"'Python 3\.10 → 3\.1\d' changed"):
+        simulate(TASK, Mine(Uniform(5)), TIMING, rounds=2, out=out)
+
+
+def test_a_lambda_in_a_configuration_has_a_name_and_no_address(tmp_path: Path) -> None:
+    algorithm = FedAvg(Uniform(5), FullWork(learning_rate=lambda version: 0.1))
+    out = tmp_path / "run"
+    records = simulate(TASK, algorithm, TIMING, rounds=2, out=out)
+    assert "0x" not in (out / "run.json").read_text()
+    again = FedAvg(Uniform(5), FullWork(learning_rate=lambda version: 0.1))
+    assert list(simulate(TASK, again, TIMING, rounds=2, out=out)) == list(records)
+    other = FedAvg(Uniform(5), FullWork(learning_rate=lambda version: 0.2))
+    with pytest.raises(InputError, match="other code"):
+        simulate(TASK, other, TIMING, rounds=2, out=out)

@@ -164,7 +164,7 @@ def test_another_processor_is_refused(broken: Path) -> None:
     from hybridfl.saving import _check_versions
 
     with pytest.raises(InputError, match="--device cuda"):
-        _check_versions(PLAN.config(), {}, "cpu", "cuda")
+        _check_versions(PLAN.config, {}, "cpu", "cuda")
 
 
 def test_other_packages_are_named(broken: Path, whole: dict[str, bytes], caplog: pytest.LogCaptureFixture) -> None:

@@ -458,7 +458,7 @@ def _play(
 def _say_what_has_ended(plans: Sequence[Run], folders: Sequence[Path], quiet: bool) -> None:
     from hybridfl.run_folder import RunFolder
 
-    ended = [RunFolder(folder, plan.config()).is_finished for plan, folder in zip(plans, folders, strict=True)]
+    ended = [RunFolder(folder, plan.config).is_finished for plan, folder in zip(plans, folders, strict=True)]
     if any(ended) and not quiet:
         which = "This run has" if len(plans) == 1 else f"{sum(ended)} of {len(plans)} runs have"
         typer.echo(f"{which} ended already and will only be read; --fresh runs again.", err=True)

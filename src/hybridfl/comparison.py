@@ -73,8 +73,8 @@ def check_out(out: Path, runs: Sequence[Run]) -> None:
     folders = [folder_of(out, run) for run in runs]
     check_apart([run.name for run in runs], folders)
     for folder, run in zip(folders, runs, strict=True):
-        check_folder(folder, run.config())
-    configs = [run.config() for run in runs]
+        check_folder(folder, run.config)
+    configs = [run.config for run in runs]
     for path in sorted(out.rglob("run.json")) if out.is_dir() else []:
         found = load_config(path.parent)
         nearest = next((config for config in configs if config["seed"] == found["seed"]), configs[0])

@@ -19,6 +19,7 @@ from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
 from hybridfl.losses import Loss, loss_by_sample
 from hybridfl.protocol import Job, Update, Vector
+from hybridfl.provenance import code_of
 from hybridfl.resident import CUDA, resident, uploaded
 from hybridfl.stacked_lstm import stackable
 from hybridfl.training import is_recurrent
@@ -45,6 +46,7 @@ class GraphSGD:
     def __init__(self, samples: Samples, model: nn.Module, loss: Loss, l2: float = 0.0, seed: int = 0) -> None:
         check_trainable(model)
         self._samples, self._model, self._loss, self._l2, self._seed = samples, model, loss, l2, seed
+        self._model_kind = repr(model), tuple(code_of(model=model).items())
         self._widest = int(samples.num_samples.max())
         self._slot_numbers = SLOTS if np.count_nonzero(samples.num_samples) > 1 else SLOTS[-1:]
 
@@ -72,8 +74,8 @@ class GraphSGD:
         return [[place] for place in range(len(jobs))]
 
     def _kind(self, job: Job) -> _Kind:
-        """What is recorded in a graph: jobs of one kind share it. A model's buffers are its own."""
-        model = id(self._model) if any(True for _ in self._model.buffers()) else repr(self._model)
+        """What is recorded in a graph: jobs of one kind share it. A model's buffers are its own, and so is its code."""
+        model = id(self._model) if any(True for _ in self._model.buffers()) else self._model_kind
         data = id(self._samples.inputs), id(self._samples.targets), self._samples.scale
         return model, data, self._slot_numbers, self._loss, self._l2, self._batch_size(job), _Terms.of(job)
 

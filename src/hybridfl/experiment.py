@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from hybridfl.lockstep import Event, Saves, execute_all
 from hybridfl.plan import Run
 from hybridfl.playing import Often
 from hybridfl.protocol import Algorithm
-from hybridfl.records import Record, check_apart, check_folder, load
+from hybridfl.records import Record, changed_code, changed_versions, check_apart, check_folder, load
+from hybridfl.run_folder import RunFolder
 from hybridfl.saving import FolderSaves
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
 from hybridfl.timing import Pace
+
+log = logging.getLogger("hybridfl")
 
 
 def execute(plan: Run, device: str = "auto") -> Iterator[Snapshot]:
@@ -53,7 +57,10 @@ def simulate(
     plan = Run(task, algorithm, timing, seconds, rounds, evaluate_every, seed, label, guard)
     if out is None:
         return [snapshot.record for snapshot in execute(plan, device)]
-    for _ in save_all([plan], [Path(out)], device, checkpoint_every=checkpoint_every, fresh=fresh):
+    records = save_all([plan], [Path(out)], device, checkpoint_every=checkpoint_every, fresh=fresh)
+    if not fresh and RunFolder(Path(out), plan.config).is_finished:
+        log.warning("'%s' holds this run already: it is read back, not run again (fresh=True runs it again).", out)
+    for _ in records:
         pass
     return list(load(Path(out)).records)
 
@@ -77,12 +84,26 @@ def save_all(
     saves = FolderSaves(plans, folders, place, Often(checkpoint_every))
     for plan, folder in zip(plans, folders, strict=True):
         _ = plan.stage  # a run that could not start is an error before anything is written
-        check_folder(folder, plan.config())
+        check_folder(folder, plan.config)
+        if not fresh:
+            _check_code(folder, saves.files(plan))
 
     def play(left: Sequence[Run]) -> Iterator[tuple[Run, Event]]:
         return execute_all(left, place, saves=saves) if ray is None else _on_ray(left, device, ray, saves)
 
     return _saved(plans, folders, saves, play, fresh)
+
+
+def _check_code(folder: Path, files: RunFolder) -> None:
+    """Refuse to read back, or to go on with, what other code has computed: its numbers would pass for this code's."""
+    changed = changed_code(folder, files.config)
+    changed += changed_versions(folder, files.config) if files.is_finished else []  # going on with others is a warning
+    if changed:
+        names = ", ".join(f"'{name}'" for name in changed[:3]) + (", …" if len(changed) > 3 else "")
+        raise InputError(
+            f"'{folder}' holds results of other code ({names} changed since): run it again with fresh=True (--fresh), or "
+            "choose another folder."
+        )
 
 
 def _saved(

@@ -20,6 +20,7 @@ from hybridfl.engines import check_task
 from hybridfl.errors import InputError, require_positive, require_seed
 from hybridfl.evaluation import Scores
 from hybridfl.protocol import Algorithm, Fleet, always_online
+from hybridfl.provenance import code_of, repr_of
 from hybridfl.records import Config, DeviceScore
 from hybridfl.task import Task
 from hybridfl.timing import ConstantSeconds, Pace, Recorded, Roster
@@ -77,19 +78,27 @@ class Run:
             return self.evaluate_every
         return 0.0 if self.seconds is None else self.seconds / 200
 
+    @cached_property
     def config(self) -> Config:
-        """Everything that decides the results, and the versions of what computed them."""
+        """Everything that decides the results: the run's values, the user's own code they reach, and the packages' versions."""
         return {
             "label": self.name,
-            "algorithm": repr(self.algorithm),
+            "algorithm": repr_of(self.algorithm),
             "task": self.task.describe(),
-            "timing": repr(self.timing),
+            "timing": repr_of(self.timing),
             "traces": _traces(self.timing),
-            "guard": repr(self.guard),
+            "guard": repr_of(self.guard),
             "seconds": self.seconds,
             "rounds": self.rounds,
             "evaluate_every": self.evaluate_every,
             "seed": self.seed,
+            "code": code_of(
+                algorithm=self.algorithm,
+                model=self.task.model,
+                loss=self.task.loss,
+                fleet=self.timing,
+                guard=self.guard,
+            ),
             "versions": versions(),
         }
 

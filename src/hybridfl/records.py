@@ -160,9 +160,33 @@ def check_folder(folder: Path, config: Config) -> None:
                 )
 
 
+def changed_code(folder: Path, config: Config) -> list[str]:
+    """In which pieces of code the run in a folder differs from this one, by name; none where the folder does not say.
+
+    Bytecode of another Python cannot be compared: then it is Python that has changed.
+    """
+    found = load_config(folder) if (folder / "run.json").exists() else {}
+    was, now = found.get("code"), config.get("code", {})
+    if was is None or was == now:
+        return []
+    pythons = [str(each.get("versions", {}).get("python", "")).rsplit(".", 1)[0] for each in (found, config)]
+    if pythons[0] != pythons[1]:
+        return [f"Python {pythons[0]} → {pythons[1]}"]
+    return [name for name in sorted(was | now) if was.get(name) != now.get(name)]
+
+
+def changed_versions(folder: Path, config: Config) -> list[str]:
+    """Which packages that compute a run had another version when the run in a folder was begun."""
+    was, now = load_config(folder).get("versions", {}), config["versions"]
+    return [f"{name} {was[name]} → {now[name]}" for name in COMPUTING if name in was and was[name] != now[name]]
+
+
+COMPUTING = ("hybridfl", "torch")
+
+
 def identity(config: Config) -> dict[str, Any]:
-    """The part of a configuration that decides the results: all but the versions of the packages."""
-    return {name: value for name, value in config.items() if name != "versions"}
+    """What a run is meant to be: all of its configuration but the code and the packages that happen to compute it."""
+    return {name: value for name, value in config.items() if name not in ("versions", "code")}
 
 
 def fingerprint(config: Config) -> str:

@@ -257,7 +257,7 @@ def _switch(name: str, word: str, text: str) -> str:
 def _configuration(runs: Sequence[SavedRun]) -> str:
     """Every value of every run's configuration, each once."""
     shared = [
-        {name: value for name, value in run.config.items() if name not in ("label", "algorithm", "versions")}
+        {name: value for name, value in run.config.items() if name not in ("label", "algorithm", "code", "versions")}
         for run in runs
     ]
     algorithms = {label: [run.config["algorithm"] for run in group] for label, group in by_label(runs).items()}

@@ -41,7 +41,7 @@ def _run(folder: Path, tasks: functools._lru_cache_wrapper[Task]) -> Run:
             f"The run in '{folder}' cannot be made again from what it says of itself ({error}). If it was begun from Python, "
             "go on there: call `simulate` with the same values and the same `out`. Traces are looked for where it was begun."
         ) from None
-    check_folder(folder, plan.config())
+    check_folder(folder, plan.config)
     return plan
 
 

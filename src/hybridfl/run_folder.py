@@ -41,7 +41,7 @@ class RunFolder:
 
     def __init__(self, folder: Path, config: Config) -> None:
         self.folder = folder
-        self._config = config
+        self.config = config
         self._arrivals, self._records = Lines(folder / "arrivals.jsonl"), Lines(folder / "records.jsonl")
 
     @property
@@ -79,12 +79,12 @@ class RunFolder:
         with self._said_in_one_line():
             self.folder.mkdir(parents=True, exist_ok=True)
             if not self.is_begun:
-                write_aside(self.folder / RUN, (json.dumps(self._config, indent=2) + "\n").encode())
+                write_aside(self.folder / RUN, (json.dumps(self.config, indent=2) + "\n").encode())
 
     def clear(self) -> None:
         """Back to the beginning of the run."""
         with self._said_in_one_line():
-            write_aside(self.folder / RUN, (json.dumps(self._config, indent=2) + "\n").encode())
+            write_aside(self.folder / RUN, (json.dumps(self.config, indent=2) + "\n").encode())
             for path in (self.folder / FINISHED, self.folder / MODEL, self.folder / DEVICES):
                 path.unlink(missing_ok=True)
             shutil.rmtree(self.checkpoints, ignore_errors=True)

@@ -51,7 +51,7 @@ class FolderSaves:
         self.often = often
         self._device = device
         self._saved = {
-            id(plan): _Saved(RunFolder(folder, plan.config())) for plan, folder in zip(plans, folders, strict=True)
+            id(plan): _Saved(RunFolder(folder, plan.config)) for plan, folder in zip(plans, folders, strict=True)
         }
 
     def files(self, plan: Run) -> RunFolder:
@@ -62,14 +62,14 @@ class FolderSaves:
         saved = self._saved[id(plan)]
         saved.stage = stage
         saved.began_at = time.monotonic()
-        found = checkpoints.newest(saved.files.checkpoints, run=fingerprint(plan.config()))
+        found = checkpoints.newest(saved.files.checkpoints, run=fingerprint(plan.config))
         if found is None:
             saved.files.clear()
             return None
         for reason in found.skipped:
             log.warning("%s", reason)
         body = found.body
-        _check_versions(plan.config(), body["versions"], str(self._device), body["device"])
+        _check_versions(plan.config, body["versions"], str(self._device), body["device"])
         savepoint: Savepoint = decode(
             Encoded(body["savepoint"], found.tensors), stage.fleet, _classes(stage), self._device
         )
@@ -94,8 +94,8 @@ class FolderSaves:
         try:
             encoded = encode(savepoint, saved.stage.fleet, _classes(saved.stage))
             body = {
-                "run": fingerprint(plan.config()),
-                "versions": plan.config()["versions"],
+                "run": fingerprint(plan.config),
+                "versions": plan.config["versions"],
                 "device": str(self._device),
                 "wall_seconds": round(saved.wall_seconds, 3),
                 "positions": saved.files.positions(),

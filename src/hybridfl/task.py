@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
 from hybridfl.losses import Loss, cross_entropy
+from hybridfl.provenance import repr_of
 from hybridfl.vectors import flatten
 
 
@@ -58,7 +59,7 @@ class Task:
             "devices": len(self.test),
             "train_samples": len(self.train.index),
             "test_samples": len(self.test.index),
-            "model": " ".join(repr(self.model).split()),
+            "model": " ".join(repr_of(self.model).split()),
             "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
             "loss": _name_of(self.loss),
             "l2": self.l2,
@@ -91,6 +92,6 @@ def _held_once(tensor: Tensor) -> Tensor:
 def _name_of(loss: Loss) -> str:
     """A name without a memory address, so that the same run has the same configuration tomorrow."""
     if isinstance(loss, functools.partial):
-        given = [*map(repr, loss.args), *(f"{name}={value!r}" for name, value in loss.keywords.items())]
+        given = [*map(repr_of, loss.args), *(f"{name}={repr_of(value)}" for name, value in loss.keywords.items())]
         return f"{_name_of(loss.func)}({', '.join(given)})"
     return str(getattr(loss, "__name__", type(loss).__name__))

@@ -36,7 +36,7 @@ def test_runs_that_share_a_folder_are_the_same_run() -> None:
     seen: dict[str, str] = {}
     for study in SYNTHETIC:
         for _, run in replace(study, devices=12, seeds=1).runs():
-            said = json.dumps(run.config(), default=str)
+            said = json.dumps(run.config, default=str)
             assert seen.setdefault(str(folder_of(Path("out"), run)), said) == said, (study.name, run.name)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from hybridfl.flower.patience import Patience
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.plan import versions
 from hybridfl.protocol import Algorithm
+from hybridfl.provenance import code_of, repr_of
 from hybridfl.records import DEPLOYED, Config
 from hybridfl.trial import check_trainable, check_trial
 from hybridfl.vectors import flatten
@@ -68,22 +70,24 @@ class Deployment:
         growing = Growing(self.algorithm)
         return growing if self.guard is None else Guarded(growing, self.guard)
 
+    @cached_property
     def config(self) -> Config:
         """All that decides the results, but for the devices and their data, which only they know."""
         return {
             "label": self.label or type(self.algorithm).__name__,
-            "algorithm": repr(self.algorithm),
+            "algorithm": repr_of(self.algorithm),
             "task": {
                 "name": self.name,
-                "model": " ".join(repr(self.model).split()),
+                "model": " ".join(repr_of(self.model).split()),
                 "parameters": flatten(self.model).numel(),
                 "test_samples": 0 if self.test is None else len(self.test[1]),
             },
             "timing": DEPLOYED,
-            "guard": repr(self.guard),
+            "guard": repr_of(self.guard),
             "seconds": self.seconds,
             "rounds": self.rounds,
             "evaluate_every": self.evaluate_every,
             "seed": self.seed,
+            "code": code_of(algorithm=self.algorithm, model=self.model, loss=self.loss, guard=self.guard),
             "versions": versions(),
         }

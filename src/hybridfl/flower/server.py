@@ -22,7 +22,7 @@ from hybridfl.flower.transport import FlowerTransport
 from hybridfl.flower.wire import Terms
 from hybridfl.folder_lock import locked
 from hybridfl.protocol import Fleet, Update
-from hybridfl.records import Record, check_folder, fingerprint
+from hybridfl.records import Record, changed_code, check_folder, fingerprint
 from hybridfl.run import Moment, run
 from hybridfl.run_folder import RunFolder
 from hybridfl.tally import Draft, Tally, models_in
@@ -62,15 +62,17 @@ def serve(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Run a deployment to its end, from its beginning or from where it was killed."""
-    check_folder(deployment.out, deployment.config())
-    files = RunFolder(deployment.out, deployment.config())
+    check_folder(deployment.out, deployment.config)
+    files = RunFolder(deployment.out, deployment.config)
+    for name in changed_code(deployment.out, deployment.config):
+        log.warning("'%s' is not what it was when the run in '%s' began.", name, deployment.out)
     with locked([deployment.out]):
         if files.is_finished:
             files.check_finished()
             log.info("The run in '%s' has ended already.", deployment.out)
             return
         keeper = Keeper(deployment, files, clock)
-        terms = Terms(deployment.seed, with_scores=deployment.test is None, run=fingerprint(deployment.config()))
+        terms = Terms(deployment.seed, with_scores=deployment.test is None, run=fingerprint(deployment.config))
         transport = FlowerTransport(grid, terms, keeper.roster, keeper.now, deployment.patience, clock, sleep)
         scoring = Scoring(deployment)
 

@@ -47,7 +47,7 @@ class Keeper:
     def __init__(self, deployment: Deployment, files: RunFolder, clock: Callable[[], float]) -> None:
         self._files, self._clock = files, clock
         self._classes = classes_of(deployment.guarded) | named([Standing, Tally, Arrival, Heard, LocalScores])
-        self._run = fingerprint(deployment.config())
+        self._run = fingerprint(deployment.config)
         self._found = checkpoints.newest(files.checkpoints, self._run)
         body = {} if self._found is None else self._found.body
         self.journal = Journal(files.folder / "journal", body.get("entries", 0))
