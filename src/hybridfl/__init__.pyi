@@ -39,6 +39,8 @@ from .algorithms.staleness import Hinge as Hinge
 from .algorithms.staleness import Polynomial as Polynomial
 from .algorithms.stragglers import KnownShare as KnownShare
 from .algorithms.stragglers import Learned as Learned
+from .algorithms.weighting import ByData as ByData
+from .algorithms.weighting import ByDevice as ByDevice
 from .attacks import Hostile as Hostile
 from .attacks import Noise as Noise
 from .attacks import NotANumber as NotANumber

@@ -39,6 +39,7 @@ from hybridfl.algorithms.sampling import Deadline, Everyone, FirstOf, Participan
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.algorithms.staleness import Constant, Hinge, Polynomial, StalenessWeight
 from hybridfl.algorithms.stragglers import KnownShare, Learned, Stragglers
+from hybridfl.algorithms.weighting import ByData, ByDevice, Weighting
 from hybridfl.attacks import Attack, Hostile, Noise, NotANumber, Scaled
 from hybridfl.availability import AlwaysOn, Availability, DayNight, OnOff
 from hybridfl.conditions import Conditions, Deaths, LateJoins, SpeedChange
@@ -65,6 +66,7 @@ Constructor = Callable[..., Any]
 
 ALGORITHMS: Mapping[str, Constructor] = {
     "hfl": HFL,
+    "hfl-by-device": HFL.by_device,
     "hfl-drift": HFL.drift_controlled,
     "hfl-as-printed": HFL.as_printed,
     "fedavg": FedAvg,
@@ -92,6 +94,7 @@ PARTS: Mapping[Any, tuple[type, ...]] = {
     Average: (Mean, ClippedMean, Median, TrimmedMean),
     Correction: (Secant, RankOne, MeanRankOne, Diagonal, Damping, NoCorrection),
     Weight: (Printed, ByStaleness, ConstantWeight, DataShare),
+    Weighting: (ByData, ByDevice),
     Stragglers: (Learned, KnownShare),
     Participants: (Uniform, Everyone, ProportionalToDelay, FirstOf, Deadline),
     StalenessWeight: (Polynomial, Constant, Hinge),

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridfl.algorithms.averages import Average, Mean
+from hybridfl.algorithms.weighting import ByData, Weighting
 from hybridfl.errors import InputError
 from hybridfl.protocol import Fleet, Update, Vector
-from hybridfl.vectors import beside, deltas, shares
+from hybridfl.vectors import beside, deltas
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +33,8 @@ class DriftControl:
         c_i = −Δ_i/(η_i·k_i) − d_i,old,   c = Σ_i q_i·c_i
 
     Δ_i: its last step, of k_i local steps with rate η_i and d_i,old added to each, so that c_i is the mean gradient of the
-    device's own samples; q_i: its share of the data among the devices heard from. Who was not heard from adds nothing.
+    device's own samples; q_i: its share of the data among the devices heard from, or what `weighting` says, which should be
+    that of the merge rule. Who was not heard from adds nothing.
 
     A device that holds two labels out of ten, left alone, runs off to a model that knows no others; with c − c_i its steps go
     on average where the whole fleet's would. Both c and c_i are old where devices are slow, and what is wrong in them adds up
@@ -45,6 +47,7 @@ class DriftControl:
 
     trust: float = 2.0
     average: Average = Mean()
+    weighting: Weighting = ByData()
 
     def __post_init__(self) -> None:
         if not self.trust > 0 or math.isnan(self.trust):
@@ -74,7 +77,7 @@ class DriftControl:
         nothing = torch.zeros_like(weights)
         if known is None:
             return [nothing] * len(devices)
-        own_shares = shares(fleet.num_samples[known.devices])
+        own_shares = self.weighting(fleet.num_samples[known.devices])
         joint = self.average(own_shares, own_shares, known.rows)
         row_of = {device: row for row, device in enumerate(known.devices.tolist())}
         heard = [device for device in devices if device in row_of]

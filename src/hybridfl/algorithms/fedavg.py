@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from hybridfl.algorithms.averages import Average, Mean
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.sampling import Participants, Uniform
+from hybridfl.algorithms.weighting import ByData, Weighting
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
-from hybridfl.vectors import deltas, shares
+from hybridfl.vectors import deltas
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,7 @@ class FedAvgState:
 class FedAvg:
     """w_{t+1} = w_t + Σ_i q_i (w_i − w_t),  q_i = n_i / Σn over the devices that answered in the round.
 
-    w_i: device i's weights after its local work on w_t; n_i: its number of samples.
+    w_i: device i's weights after its local work on w_t; n_i: its number of samples; another `weighting` has other q_i.
     `participants` says who is asked and when a round closes; an answer to a closed round is discarded. With another `average`
     than the mean, the sum is a median or a trimmed mean, which a few hostile devices cannot move at will.
 
@@ -44,6 +45,7 @@ class FedAvg:
     participants: Participants = Uniform(10)
     local: Local = FullWork()
     average: Average = Mean()
+    weighting: Weighting = ByData()
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedAvgState, Outbox]:
         return self._open_round(FedAvgState(version=0, weights=weights, fleet=fleet), now=0.0, receipts=())
@@ -75,7 +77,7 @@ class FedAvg:
         if not state.arrived:
             return state
         updates = sorted(state.arrived, key=lambda update: update.job.device)
-        own = shares(state.fleet.num_samples[[update.job.device for update in updates]])
+        own = self.weighting(state.fleet.num_samples[[update.job.device for update in updates]])
         weights = state.weights + self.average(own, own, deltas(updates))
         return replace(state, version=state.version + 1, weights=weights, arrived=())
 

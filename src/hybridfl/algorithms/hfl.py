@@ -16,6 +16,7 @@ from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.memory import Memory
 from hybridfl.algorithms.sampling import Everyone, Participants
 from hybridfl.algorithms.stragglers import Durations, Learned, Stragglers
+from hybridfl.algorithms.weighting import ByData, ByDevice, Weighting
 from hybridfl.errors import InputError, require_positive
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
 
@@ -115,10 +116,24 @@ class HFL:
         round_seconds: float | None = None,
         local: Local = FullWork(),
         participants: Participants = Everyone(),
+        weighting: Weighting = ByData(),
     ) -> HFL:
         """With drift control and normalised shares: the most accurate we know; a device receives twice as much."""
-        merge = Memory(Secant(), normalised=True)
-        return cls(merge, stragglers, round_seconds, local, participants, DriftControl(trust))
+        merge = Memory(Secant(), normalised=True, weighting=weighting)
+        drift = DriftControl(trust, weighting=weighting)
+        return cls(merge, stragglers, round_seconds, local, participants, drift)
+
+    @classmethod
+    def by_device(
+        cls,
+        stragglers: Stragglers = Learned(),
+        round_seconds: float | None = None,
+        local: Local = FullWork(),
+        participants: Participants = Everyone(),
+    ) -> HFL:
+        """Every device counts alike, whatever it holds: q_i = 1/m over the m devices heard from."""
+        merge = Memory(Secant(), weighting=ByDevice())
+        return cls(merge, stragglers, round_seconds, local, participants)
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[HFLState, Outbox]:
         return self._open_round(HFLState(0, weights, fleet, self.merge.start()), now=0.0)

@@ -112,9 +112,9 @@ class FullWork:
             require_positive("clip", self.clip)
 
     def works(self, devices: Sequence[int], version: int, fleet: Fleet) -> list[Work]:
-        return [Work(self.epochs, self.batch_size, self.learning_rate(version), self.proximal, self.clip)] * len(
-            devices
-        )
+        rate = self.learning_rate(version)
+        require_positive(f"learning rate of version {version}", rate)  # a schedule of one's own may draw anything
+        return [Work(self.epochs, self.batch_size, rate, self.proximal, self.clip)] * len(devices)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from hybridfl.algorithms.ad_sgd import Correction, Delayed, Secant
 from hybridfl.algorithms.averages import Average, Mean
+from hybridfl.algorithms.weighting import ByData, Weighting
 from hybridfl.errors import InputError, nearest, require_positive
 from hybridfl.protocol import Fleet, Update, Vector
-from hybridfl.vectors import beside, shares
+from hybridfl.vectors import beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,8 @@ class Memory:
     """w_{t+1} = w_t − η_t Σ_i q_i·g̃_i   over all devices heard from so far
 
     g̃_i: device i's most recent accumulated gradient, brought up to date by `correction` (AD-SGD); q_i = n_i / Σn over these
-    devices; η_t: the current learning rate. Another `average` than the mean withstands hostile devices.
+    devices, or what `weighting` says; η_t: the current learning rate. Another `average` than the mean withstands hostile
+    devices.
 
     This is the paper's Eq. (joint), every device by its share of the data and nobody forgotten, but as a step from the
     current model. A fresh gradient has d_i = 0 and η_i = η_t, so without stragglers it is FedAvg, bit for bit. Computed from
@@ -66,6 +68,7 @@ class Memory:
     most: int | None = None
     storage: str = "float32"
     normalised: bool = False
+    weighting: Weighting = ByData()
 
     def __post_init__(self) -> None:
         if self.most is not None:
@@ -100,7 +103,7 @@ class Memory:
             bases=remembered.bases,
             units=remembered.units,
         )
-        own_shares = shares(fleet.num_samples[remembered.devices])
+        own_shares = self.weighting(fleet.num_samples[remembered.devices])
         coefficients = own_shares * (rate / torch.from_numpy(remembered.rates))
         scales, rows = self.correction.corrected(delayed, weights)
         if self.normalised:
