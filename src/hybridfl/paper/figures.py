@@ -42,6 +42,7 @@ LOOKS = {
     learning_curves.PRESET: Look("#7A0177", "-", 1.6),
     DRIFT: Look("#CC79A7", "-", 1.4, 0.15),
     OURS: Look(VERMILLION, "-", 1.6, 0.15),
+    learning_curves.BY_DEVICE: Look(VERMILLION, "-."),
     PRINTED: Look(VERMILLION, "--"),
     learning_curves.FEDAVG: Look("#0072B2", band=0.1),
     learning_curves.UNIFORM: Look("#0072B2", "--"),
@@ -56,7 +57,7 @@ LOOKS = {
 }
 OTHERS = Look("#56B4E9")
 FAILED = 0.3
-"""A final accuracy below this is that of training that diverged."""
+"""A final accuracy below this, or none, is that of training that diverged."""
 
 
 def save(study: Study, results: Sequence[Result], aside: Mapping[str, Any] | None, path: Path) -> None:
@@ -196,7 +197,7 @@ def corrections(results: Sequence[Result]) -> Figure:
                 color=colour,
                 label=kind,
             )
-            for row in [names.index(_correction(label)) for label in group if found[label].mean < left]:
+            for row in [names.index(_correction(label)) for label in group if not found[label].mean >= left]:
                 axes.annotate("← diverged", (left, row), color=GREY, va="center", fontsize=6)
         axes.set_xlim(left=left)
         axes.set_title(title)

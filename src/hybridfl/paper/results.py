@@ -41,6 +41,17 @@ class Result:
     loss: tuple[float, ...]
     """On training samples."""
     wall_seconds: float = math.nan
+    device_accuracy: float = math.nan
+    """Final accuracy with every device counting alike, of the tenth of the devices with the lowest, and the share of the
+    devices below chance; NaN in results from before these were measured."""
+    worst_accuracy: float = math.nan
+    below_chance: float = math.nan
+    diverged_at: float = math.nan
+    """The version at which it diverged; NaN: never."""
+
+    @property
+    def has_diverged(self) -> bool:
+        return math.isfinite(self.diverged_at)
 
 
 def distilled(run: SavedRun, at: float | None, wall_seconds: float) -> Result:
@@ -60,6 +71,10 @@ def distilled(run: SavedRun, at: float | None, wall_seconds: float) -> Result:
         accuracy=tuple(_rounded(record.test_accuracy) for record in kept),
         loss=tuple(_rounded(record.train_loss) for record in kept),
         wall_seconds=round(wall_seconds, 1),
+        device_accuracy=_rounded(tail_mean(records, "device_accuracy")),
+        worst_accuracy=_rounded(tail_mean(records, "worst_accuracy")),
+        below_chance=_rounded(tail_mean(records, "below_chance")),
+        diverged_at=records[-1].diverged_at,
     )
 
 

@@ -90,7 +90,7 @@ def _few(arms: tuple[Arm, ...]) -> tuple[Arm, ...]:
     if points:
         shown = {points[0], points[len(points) // 2], points[-1]}
         return tuple(arm for arm in arms if arm.at in shown)
-    return arms if len(arms) <= 10 else arms[::5]
+    return arms if len(arms) <= 12 else arms[::5]
 
 
 def folder_of(out: Path, run: Run) -> Path:

@@ -179,7 +179,7 @@ def gains(
     def values(name: str) -> list[float]:
         return [value(result) for result in sorted(of(results, name), key=lambda result: result.seed)]
 
-    best = max(rivals, key=lambda rival: float(np.mean(values(rival))))
+    best = max(rivals, key=lambda rival: float(np.nan_to_num(np.mean(values(rival)), nan=-np.inf)))
     return [own - other for own, other in zip(values(label), values(best), strict=True)]
 
 
