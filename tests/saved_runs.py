@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hybridfl.records import Arrival, Record, SavedRun
+from hybridfl.records import Arrival, DeviceScore, Record, SavedRun
 from hybridfl.run_folder import RunFolder
 
 
@@ -50,6 +51,27 @@ def saved(
         "versions": {"python": "3"},
     }
     return SavedRun(values | config, tuple(records), tuple(arrivals))
+
+
+def fair(seed: int, by_device: float, label: str = "hfl", by_sample: float = 0.75) -> SavedRun:
+    """A run that says how each of two devices fares."""
+    last = record(1, 9, by_sample, device_accuracy=by_device, worst_accuracy=0.05, below_chance=0.2)
+    devices = (DeviceScore(0, by_device, 5, False), DeviceScore(1, by_device, 3, True))
+    return replace(
+        saved(label, [replace(last, seconds=0.0, version=0, test_accuracy=0.1), last], seed=seed), devices=devices
+    )
+
+
+def broken(label: str = "hfl", seed: int = 0) -> SavedRun:
+    """A run that diverged at version 3."""
+    nothing = dict.fromkeys(("train_loss", "test_accuracy", "normal_accuracy", "straggler_accuracy"), math.nan)
+    return saved(label, [record(0, 0, 0.1), record(3, 4, diverged_at=3, **nothing)], seed=seed)
+
+
+def no_classes(label: str, loss: float) -> SavedRun:
+    """A run of a task whose targets are no classes."""
+    nothing = dict.fromkeys(("test_accuracy", "normal_accuracy", "straggler_accuracy"), math.nan)
+    return saved(label, [record(0, 0, test_loss=2 * loss, **nothing), record(1, 9, test_loss=loss, **nothing)])
 
 
 def write(folder: Path, *runs: SavedRun) -> Path:

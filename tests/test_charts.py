@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from hybridfl import charts
-from hybridfl.charts import Axis, bin_name, curves, looks, shade, short, staleness_bins, staleness_shares
-from hybridfl.records import Arrival, SavedRun
+from hybridfl.charts import Axis, bin_name, curves, looks, shade, staleness_bins, staleness_shares
+from hybridfl.records import Arrival, DeviceScore, SavedRun
 from hybridfl.summary import held
-from saved_runs import comparison, record, saved
+from saved_runs import broken, comparison, fair, no_classes, record, saved
 
 
 def test_a_value_is_held_until_the_next_one() -> None:
@@ -174,8 +174,27 @@ def test_a_shade_lies_between_its_stops() -> None:
 
 
 def test_a_long_label_is_cut() -> None:
-    assert short("a" * 32) == "a" * 32
-    assert short("a" * 33) == "a" * 31 + "…"
+    assert charts.names(["a" * 40, "hfl"]) == {"a" * 40: "a" * 31 + "…", "hfl": "hfl"}
+
+
+def test_long_labels_are_told_apart_by_the_part_in_which_they_differ() -> None:
+    labels = [f"HFL(merge=Memory(correction=RankOne(trust={trust})))" for trust in (0.3, 0.6)]
+    assert list(charts.names(labels).values()) == ["HFL(…trust=0.3…", "HFL(…trust=0.6…"]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["x" * 50, "x" * 51],
+        ["HFL(" + "a" * 60 + ")", "HFL(" + "a" * 60 + ", most=5)"],
+        ["HFL(a=(1, 2), " + "b" * 40 + "1" + "c" * 40, "HFL(a=(1, 2), " + "b" * 40 + "2" + "c" * 40],
+        ["F" * 33 + "(1)", "F" * 33 + "(2)", "F" * 33],
+    ],
+)
+def test_no_two_labels_look_alike(labels: list[str]) -> None:
+    shown = charts.names(labels)
+    assert len(set(shown.values())) == len(labels)
+    assert all(len(text) <= charts.MOST_LETTERS + 3 for text in shown.values())
 
 
 def test_the_report_is_about_hfl_or_the_best_hfl() -> None:
@@ -186,3 +205,50 @@ def test_the_report_is_about_hfl_or_the_best_hfl() -> None:
     assert charts.main_label([worse, better, rival, plain]) == "hfl"
     assert charts.main_label([worse, better, rival]) == "HFL(better)"
     assert charts.main_label([rival]) is None
+
+
+def test_only_what_is_known_is_offered() -> None:
+    old = saved("hfl", [record(0, 0)])
+    assert list(charts.quantities([old])) == ["test_accuracy", "test_loss", "train_loss"]
+    assert next(iter(charts.quantities([fair(0, 0.5)]))) == "device_accuracy", "and it comes first"
+    assert list(charts.quantities([no_classes("hfl", 0.5)])) == ["test_loss", "train_loss"]
+
+
+def test_a_curve_ends_where_a_seed_diverges() -> None:
+    whole = saved("hfl", [record(0, 0, 0.1), record(1, 2, 0.3), record(2, 9, 0.5)], seed=0)
+    curve = charts.curves([whole, broken(seed=1)], "seconds", "test_accuracy")["hfl"]
+    assert curve.x.tolist() == [0, 2, 4, 9]
+    assert curve.mean[:2].tolist() == pytest.approx([0.1, 0.2])  # 0.3 and 0.1 held
+    assert np.isnan(curve.mean[2:]).all()
+    assert curve.end == pytest.approx((2, 0.2))
+    assert charts.curves([whole], "seconds", "test_accuracy")["hfl"].end is None
+
+
+def test_devices_are_ordered_from_the_worst_to_the_best_over_all_seeds() -> None:
+    group = [fair(0, 0.5), fair(1, 0.3)]  # two devices each, one of them slow, with the same accuracy
+    spread = charts.device_spread(group, "all")
+    assert spread is not None
+    assert spread.accuracy.tolist() == [0.3, 0.3, 0.5, 0.5]
+    assert spread.share.tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1])
+    slow = charts.device_spread(group, "slow")
+    assert slow is not None
+    assert slow.accuracy.tolist() == [0.3, 0.5]
+
+
+def test_a_diverged_seed_has_no_devices_and_neither_have_the_others() -> None:
+    assert charts.device_spread([fair(0, 0.5), broken(seed=1)], "all") is None
+    assert charts.device_spread([saved("hfl", [record(0, 0)])], "all") is None
+
+
+def test_many_devices_are_thinned() -> None:
+    crowd = replace(fair(0, 0.5), devices=tuple(DeviceScore(i, i / 5000, 1, False) for i in range(5001)))
+    spread = charts.device_spread([crowd], "normal")
+    assert spread is not None
+    assert len(spread.share) <= charts.MOST_POINTS
+    assert (spread.accuracy[0], spread.accuracy[-1]) == (0, 1)
+
+
+def test_a_loss_of_zero_wants_a_linear_axis() -> None:
+    assert charts.is_positive([saved("a", [record(0, 0)])], "train_loss")
+    assert not charts.is_positive([saved("a", [record(0, 0, test_loss=0.0)])], "test_loss")
+    assert charts.is_positive([broken()], "train_loss"), "what diverged is not drawn"

@@ -29,11 +29,19 @@ from hybridfl.timing import PaperDelays
 SMALL = ["--devices", "10", "--stragglers", "0.5", "--max-delay", "3", "--epochs", "1", "--quiet"]
 COLUMNS = [
     "algorithm",
+    "seeds",
+    "diverged",
+    "device_accuracy",
+    "device_accuracy_std",
+    "worst_accuracy",
+    "below_chance",
     "test_accuracy",
     "test_accuracy_std",
+    "straggler_accuracy",
+    "test_loss",
+    "test_loss_std",
     "seconds_to_target",
     "speedup",
-    "straggler_accuracy",
     "discarded",
 ]
 
@@ -112,6 +120,51 @@ def test_compare_prints_a_table_and_the_path_of_the_report(tmp_path: Path) -> No
     assert "10 devices, 50% stragglers" in result.stdout
     assert "fedasync" in result.stdout
     assert "report.html" in result.stdout.replace("\n", "")
+
+
+DIVERGING = ("--learning-rate", "1e30", "--schedule", "constant", *SMALL)
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_a_run_that_diverges_says_so_at_once_and_in_its_exit_code(command: str, tmp_path: Path) -> None:
+    result = process(command, "--rounds", "4", *DIVERGING, "--out", tmp_path / "r", *OF[command])
+    assert result.returncode == 1
+    assert "has diverged at version 1" in result.stderr
+    assert "smaller learning rate" in result.stderr
+    records = load_all(tmp_path / "r")[0].records
+    assert (records[-1].diverged_at, records[-1].version) == (1, 1), "and it ends there"
+    again = process(command, "--rounds", "4", *DIVERGING, "--out", tmp_path / "r", *OF[command])
+    assert again.returncode == 1, "also where it is only read back"
+
+
+OF = {"run": ("--seed", "0"), "compare": ("--algorithms", "hfl,fedavg", "--seeds", "1")}
+
+
+def test_a_table_says_how_many_seeds_diverged(tmp_path: Path) -> None:
+    options = [option for option in DIVERGING if option != "--quiet"]
+    calm = "calm=FedBuff(local=FullWork(learning_rate=ConstantRate(0.1)))"
+    result = hybridfl(
+        "compare", "--algorithms", f"hfl,{calm}", "--seeds", 2, "--rounds", 3, "--out", tmp_path, *options
+    )
+    assert result.exit_code == 1
+    assert "2 of 2" in result.stdout
+    assert "diverged" in result.stdout
+    assert "NaN" not in result.stdout
+    rows = json.loads(
+        hybridfl(
+            "compare", "--algorithms", f"hfl,{calm}", "--seeds", 2, "--rounds", 3, "--out", tmp_path, "--json", *options
+        ).stdout
+    )["rows"]
+    assert [(row["algorithm"], row["diverged"], row["test_accuracy"] is None) for row in rows] == [
+        ("calm", 0, False),
+        ("hfl", 2, True),
+    ]
+
+
+def test_compare_takes_labels(tmp_path: Path) -> None:
+    names = "small=FedBuff(buffer=2),large=FedBuff(buffer=5)"
+    hybridfl("compare", "--algorithms", names, "--seeds", 1, "--rounds", 2, "--out", tmp_path, *SMALL)
+    assert {run.label for run in load_all(tmp_path)} == {"small", "large"}
 
 
 def test_quiet_says_nothing(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_an_accuracy_curve_has_the_means_over_seeds() -> None:
 
 def test_loss_is_shown_on_two_panels() -> None:
     figure = plots.loss_time(comparison())
+    assert figure is not None
     assert [axes.get_ylabel() for axes in figure.axes] == ["train loss", "test loss"]
     assert figure.get_figwidth() == plots.TWO_COLUMNS
 
@@ -76,6 +77,7 @@ def test_what_has_nothing_to_show_is_left_out() -> None:
     run = saved("hfl", [record(0, 0, straggler_accuracy=math.nan)])
     assert [name for name, draw in plots.FIGURES.items() if draw([run]) is None] == [
         "accuracy-version",
+        "devices",
         "stragglers",
         "staleness",
         "timeline",

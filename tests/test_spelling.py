@@ -25,7 +25,17 @@ from hybridfl.data.sent140 import Chosen
 from hybridfl.errors import InputError
 from hybridfl.fleets import FLEETS
 from hybridfl.laws import Pareto, Zipf
-from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, read_algorithm, read_fleet, read_guard, read_task, split_list
+from hybridfl.spelling import (
+    ALGORITHMS,
+    PARTS,
+    TASKS,
+    read_algorithm,
+    read_algorithms,
+    read_fleet,
+    read_guard,
+    read_task,
+    split_list,
+)
 from hybridfl.tasks import MNIST, FashionMNIST, Sent140, Shakespeare, Synthetic, SyntheticCrowd, SyntheticIID
 from hybridfl.timing import Drawn, PaperDelays, PerDevice, Recorded
 from hybridfl.traces import RecordedAvailability
@@ -169,3 +179,28 @@ def test_no_text_is_worse_than_an_input_error(text: str) -> None:
 def test_a_list_is_split_outside_parentheses() -> None:
     assert split_list("hfl, FedBuff(1, 2),fedavg,") == ["hfl", "FedBuff(1, 2)", "fedavg"]
     assert split_list("") == []
+
+
+def test_algorithms_of_a_list_may_have_labels_of_their_own() -> None:
+    read = read_algorithms("hfl,quick=HFL(round_seconds=2), large = FedBuff(buffer=20),FedBuff(buffer=5)", LOCAL)
+    assert read == {
+        "hfl": HFL(local=LOCAL),
+        "quick": HFL(round_seconds=2.0, local=LOCAL),
+        "large": FedBuff(buffer=20, local=LOCAL),
+        "FedBuff(buffer=5)": FedBuff(buffer=5, local=LOCAL),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hfl,hfl", "Two algorithms are called 'hfl'"),
+        ("a=hfl,a=fedavg", "Two algorithms are called 'a'"),
+        ("=hfl", "no label and algorithm"),
+        ("a=", "no label and algorithm"),
+        ("a=hlf", "Did you mean 'hfl'"),
+    ],
+)
+def test_a_list_that_cannot_be_told_apart_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read_algorithms(text, LOCAL)

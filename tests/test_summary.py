@@ -3,8 +3,9 @@ from collections.abc import Sequence
 
 import pytest
 
+import saved_runs
 from hybridfl.records import Record, SavedRun
-from hybridfl.summary import Row, by_label, default_target, summarise, tail_mean
+from hybridfl.summary import Row, by_label, default_target, measure_of, summarise, tail_mean
 
 Points = Sequence[tuple[float, float]]
 """(virtual seconds, test accuracy) of every record."""
@@ -32,7 +33,7 @@ def saved(
         )
         for version, (seconds, accuracy) in enumerate(points)
     )
-    return SavedRun({"label": label, "seed": seed, "algorithm": algorithm}, records, ())
+    return SavedRun({"label": label, "seed": seed, "algorithm": algorithm, "timing": "PaperDelays()"}, records, ())
 
 
 def row_of(label: str, rows: Sequence[Row]) -> Row:
@@ -148,3 +149,42 @@ def test_the_upper_bound_has_no_speedup() -> None:
     assert math.isnan(row.speedup)
     row = row_of("s-sgd", summarise(runs, target=0.7))
     assert math.isnan(row.speedup_bound)
+
+
+def test_a_mean_over_seeds_does_not_leave_out_the_one_that_diverged() -> None:
+    runs = [saved_runs.fair(0, 0.5), saved_runs.broken(seed=1), saved_runs.fair(0, 0.4, "fedbuff")]
+    rows = summarise(runs, target=0.2)
+    assert [row.algorithm for row in rows] == ["fedbuff", "hfl"], "what has no figures comes last"
+    ours = row_of("hfl", rows)
+    assert (ours.seeds, ours.diverged) == (2, 1)
+    assert math.isnan(ours.test_accuracy)
+    assert math.isnan(ours.device_accuracy)
+    assert math.isnan(ours.seconds_to_target), "though the mean of both was there for a while"
+
+
+def test_a_fedavg_that_diverged_bounds_no_speed_up() -> None:
+    runs = [saved("hfl", (10, 0.6), (100, 0.6)), saved_runs.broken("fedavg")]
+    row = row_of("hfl", summarise(runs, target=0.5))
+    assert math.isnan(row.speedup)
+    assert math.isnan(row.speedup_bound)
+
+
+def test_one_that_diverged_sets_no_target() -> None:
+    assert default_target([saved_runs.broken("fedavg"), saved("hfl", (100, 0.4))]) == pytest.approx(0.38)
+    assert math.isnan(default_target([saved_runs.broken("fedavg")]))
+
+
+def test_results_from_before_divergence_was_recorded_have_diverged_if_their_last_loss_is_no_number() -> None:
+    old = saved_runs.saved("hfl", [saved_runs.record(0, 0), saved_runs.record(1, 9, train_loss=math.nan)])
+    assert old.has_diverged
+    assert not saved_runs.saved("hfl", [saved_runs.record(0, 0)]).has_diverged
+
+
+def test_rows_are_ordered_by_device_where_that_is_known_and_by_loss_where_there_are_no_classes() -> None:
+    runs = [saved_runs.fair(0, 0.5, "a", by_sample=0.6), saved_runs.fair(0, 0.3, "b", by_sample=0.9)]
+    assert measure_of(runs) == "device_accuracy"
+    assert [row.algorithm for row in summarise(runs)] == ["a", "b"]
+    assert measure_of([*runs, saved("c", (1, 0.7))]) == "test_accuracy", "older results do not say it"
+    losses = [saved_runs.no_classes("a", 0.9), saved_runs.no_classes("b", 0.4)]
+    assert measure_of(losses) == "test_loss"
+    assert [row.algorithm for row in summarise(losses)] == ["b", "a"]

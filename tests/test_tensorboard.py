@@ -35,6 +35,9 @@ def test_tensorboard_reads_what_the_records_say(tmp_path: Path) -> None:
         assert [(step, at) for step, at, _ in found["accuracy/test"]] == [(r.version, r.seconds) for r in records]
         assert [value for *_, value in found["accuracy/test"]] == pytest.approx([r.test_accuracy for r in records])
         assert [value for _, _, value in found["updates/merged"]] == [r.merged for r in records]
+        assert [value for *_, value in found["accuracy/device"]] == pytest.approx([r.device_accuracy for r in records])
+        assert {"accuracy/worst", "accuracy/below_chance"} <= found.keys()
+        assert not any("diverged" in tag for tag in found)
         assert {"loss/train", "loss/test", "accuracy/straggler", "bytes/sent", "staleness/max"} <= found.keys()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,16 +12,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridfl.records import Arrival, SavedRun
-from hybridfl.summary import Floats, by_label, held, is_bound, tail_mean
+from hybridfl.summary import Floats, by_label, finals, held, is_bound, is_known, measure_of
 
 Axis = Literal["seconds", "version"]
-Quantity = Literal["test_accuracy", "test_loss", "train_loss"]
+Quantity = Literal["device_accuracy", "test_accuracy", "worst_accuracy", "test_loss", "train_loss"]
 
 QUANTITIES: dict[Quantity, str] = {
-    "test_accuracy": "test accuracy",
+    "device_accuracy": "test accuracy by device",
+    "test_accuracy": "test accuracy by sample",
+    "worst_accuracy": "worst tenth of devices",
     "test_loss": "test loss",
     "train_loss": "train loss",
 }
+
+
+def quantities(runs: Sequence[SavedRun]) -> dict[Quantity, str]:
+    """Those that some record knows, and what they are called."""
+    return {name: text for name, text in QUANTITIES.items() if is_known(runs, name)}
+
+
+def is_share(quantity: Quantity) -> bool:
+    """Whether it is an accuracy, which is shown in percent; a loss has no limits."""
+    return quantity.endswith("_accuracy")
+
+
+def is_positive(runs: Sequence[SavedRun], quantity: Quantity) -> bool:
+    """Whether a logarithmic axis can show it."""
+    return all(not value <= 0 for run in runs for value in _column(run, quantity).tolist())
 
 
 def seconds_of(runs: Sequence[SavedRun]) -> str:
@@ -68,7 +86,10 @@ def main_label(runs: Sequence[SavedRun]) -> str | None:
     groups = {label: group for label, group in by_label(runs).items() if _algorithm(group).startswith("HFL(")}
     if "hfl" in groups:
         return "hfl"
-    return max(groups, key=lambda label: final(groups[label], "test_accuracy"), default=None)
+    measure = measure_of(runs)
+    better = -1 if measure == "test_loss" else 1
+    ends = {label: better * final(group, measure) for label, group in groups.items()}
+    return max(groups, key=lambda label: -math.inf if math.isnan(ends[label]) else ends[label], default=None)
 
 
 def looks(runs: Sequence[SavedRun]) -> dict[str, Look]:
@@ -88,18 +109,28 @@ def looks(runs: Sequence[SavedRun]) -> dict[str, Look]:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One quantity of one algorithm: the mean, least and greatest over seeds from `x[k]` on until `x[k + 1]`."""
+    """One quantity of one algorithm: the mean, least and greatest over seeds from `x[k]` on until `x[k + 1]`.
+
+    Where a seed diverges, there is no mean any more: all are NaN from there on.
+    """
 
     x: Floats
     mean: Floats
     low: Floats
     high: Floats
 
+    @property
+    def end(self) -> tuple[float, float] | None:
+        """The last point before a seed diverged; None if none did."""
+        places = np.flatnonzero(np.isfinite(self.mean))
+        is_cut = len(places) > 0 and places[-1] < len(self.x) - 1
+        return (float(self.x[places[-1]]), float(self.mean[places[-1]])) if is_cut else None
+
     def corners(self) -> Curve:
         """The same steps without the points at which nothing changes."""
         values = np.array([self.mean, self.low, self.high])
         keep = np.ones(len(self.x), dtype=bool)
-        keep[1:-1] = (values[:, 1:-1] != values[:, :-2]).any(axis=0)
+        keep[1:-1] = (np.nan_to_num(values[:, 1:-1]) != np.nan_to_num(values[:, :-2])).any(axis=0)
         return Curve(self.x[keep], self.mean[keep], self.low[keep], self.high[keep])
 
 
@@ -131,13 +162,45 @@ def _curve(group: Sequence[SavedRun], axis: Axis, quantity: Quantity, points: Fl
 
 def _column(run: SavedRun, name: str) -> Floats:
     """One column of a run's records; what diverged is NaN."""
-    column = np.array([getattr(record, name) for record in run.records], dtype=np.float64)
+    is_lost = name not in ("seconds", "version")
+    column = np.array(
+        [math.nan if is_lost and each.has_diverged else getattr(each, name) for each in run.records], dtype=np.float64
+    )
     return np.where(np.isfinite(column), column, math.nan)
 
 
 def final(group: Sequence[SavedRun], name: str) -> float:
-    """One column's final figure, over seeds."""
-    return float(np.mean([tail_mean(run.records, name) for run in group]))
+    """One column's final figure, over seeds; NaN if a seed diverged."""
+    return float(finals(group, name).mean())
+
+
+Kind = Literal["all", "normal", "slow"]
+
+KINDS: dict[Kind, str] = {"all": "all devices", "normal": "normal devices", "slow": "stragglers"}
+
+
+@dataclass(frozen=True, eq=False)
+class Spread:
+    """The devices of all seeds in the order of their accuracy: `accuracy[k]` is that of the device `share[k]` of the way up."""
+
+    share: Floats
+    accuracy: Floats
+
+
+def device_spread(group: Sequence[SavedRun], kind: Kind) -> Spread | None:
+    """How an algorithm's last models do on one device after the other; None where no device of the kind has test samples.
+
+    A diverged seed has no scores by device, and without it the others would flatter: None, too.
+    """
+    if any(run.has_diverged for run in group):
+        return None
+    wanted = {"all": (False, True), "normal": (False,), "slow": (True,)}[kind]
+    accuracy = np.sort([each.accuracy for run in group for each in run.devices if each.is_straggler in wanted])
+    if not len(accuracy):
+        return None
+    share = np.linspace(0, 1, len(accuracy)) if len(accuracy) > 1 else np.array([0.5])
+    places = np.unique(np.linspace(0, len(accuracy) - 1, MOST_POINTS).round().astype(int))
+    return Spread(share[places], accuracy[places])
 
 
 def staleness_bins(runs: Sequence[SavedRun]) -> tuple[range, ...]:
@@ -237,9 +300,47 @@ def _merged_at(arrival: Arrival, instants: Floats, versions: NDArray[np.int64]) 
     return float(instants[place]) if place < len(instants) else math.nan
 
 
-def short(label: str, letters: int = 32) -> str:
+MOST_LETTERS = 32
+
+
+def names(labels: Iterable[str], most: int = MOST_LETTERS) -> dict[str, str]:
+    """Each label as it fits into a legend: long ones that begin alike are told apart by the part in which they differ.
+
+    >>> names(["hfl", "HFL(Memory(RankOne(trust=0.3)))", "HFL(Memory(RankOne(trust=0.6)))"], most=20)
+    {'hfl': 'hfl', 'HFL(Memory(RankOne(trust=0.3)))': 'HFL(…trust=0.3…', 'HFL(Memory(RankOne(trust=0.6)))': 'HFL(…trust=0.6…'}
+    """
+    every = list(dict.fromkeys(labels))
+    shown = {label: short(label, most) for label in every}
+    for text in [text for text, count in Counter(shown.values()).items() if count > 1]:
+        alike = [label for label in every if shown[label] == text]
+        shown |= {label: _differing(label, alike, most) for label in alike}
+    counts = Counter(shown.values())
+    return {
+        label: text if counts[text] == 1 else f"{text} {every.index(label) + 1}"  # still alike: numbered in their order
+        for label, text in shown.items()
+    }
+
+
+def short(label: str, most: int = MOST_LETTERS) -> str:
     """A label that fits into a legend."""
-    return label if len(label) <= letters else label[: letters - 1] + "…"
+    return label if len(label) <= most else label[: most - 1] + "…"
+
+
+def _differing(label: str, alike: Sequence[str], most: int) -> str:
+    """`HFL(…trust=0.3…`: the name, and the words in which it differs from the labels that begin alike."""
+    same = _letters_alike(alike)
+    behind = _letters_alike([each[same:][::-1] for each in alike])
+    begin = max((label.rfind(mark, 0, same) + 1 for mark in "(, "), default=0)
+    name = label.partition("(")[0]
+    middle = label[begin : len(label) - behind]
+    room = most - len(name) - 3
+    return f"{name}(…{middle[: room - 1]}…" if room > 1 and begin > len(name) else short(label, most)
+
+
+def _letters_alike(texts: Sequence[str]) -> int:
+    """How many letters all of them begin with."""
+    differing = (place for place, letters in enumerate(zip(*texts, strict=False)) if len(set(letters)) > 1)
+    return next(differing, min(map(len, texts)))
 
 
 def _algorithm(group: Sequence[SavedRun]) -> str:

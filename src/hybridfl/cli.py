@@ -83,7 +83,9 @@ def _options(
     """Options of `hybridfl` itself; its help is the app's."""
 
 
-ALL = "hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff"
+ALL = "hfl,hfl-by-device,hfl-drift,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff"
+DIVERGED = 1
+"""The exit code where a run has diverged: its figures are no results."""
 
 
 @app.command(
@@ -130,14 +132,14 @@ def run(
 ) -> None:
     """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
     from hybridfl.comparison import Comparison, slug
-    from hybridfl.spelling import read_algorithm, read_guard, read_task
+    from hybridfl.spelling import read_guard, read_labelled, read_task
 
     local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
     if seconds is None and rounds is None:
         rounds = 200
     comparison = Comparison(
         read_task(task),
-        {algorithm: read_algorithm(algorithm, local)},
+        dict([read_labelled(algorithm, local)]),
         _fleet(fleet, stragglers, max_delay),
         devices,
         (seed,),
@@ -177,14 +179,18 @@ def resume(
 @app.command(
     epilog=_examples(
         "hybridfl compare --seconds 200 --seeds 3",
-        "hybridfl compare --algorithms 'hfl,fedbuff,FedBuff(buffer=20)' --out results/buffers",
+        "hybridfl compare --algorithms 'hfl,small=FedBuff(buffer=5),large=FedBuff(buffer=20)' --out results/buffers",
         "hybridfl compare --algorithms hfl,fedavg --rounds 50 --json > table.json",
     )
 )
 def compare(
     preset: PresetOption = None,
     algorithms: Annotated[
-        str, typer.Option(help="Comma-separated names, or algorithms written as they print: 'hfl,FedBuff(buffer=20)'.")
+        str,
+        typer.Option(
+            help="Comma-separated names, or algorithms written as they print, with a label or without: "
+            "'hfl,FedBuff(buffer=20),quick=HFL(round_seconds=2)'."
+        ),
     ] = ALL,
     task: TaskOption = "synthetic",
     devices: DevicesOption = 100,
@@ -227,8 +233,8 @@ def compare(
     from hybridfl.experiment import save_all
     from hybridfl.progress import RunsDisplay
     from hybridfl.records import load
-    from hybridfl.spelling import read_algorithm, read_guard, read_task, split_list
-    from hybridfl.summary import by_label, default_target, is_bound, summarise
+    from hybridfl.spelling import read_algorithms, read_guard, read_task
+    from hybridfl.summary import by_label, default_target, is_bound, measure_of, summarise
     from hybridfl.summary_table import json_row, print_table
 
     if target is not None:
@@ -238,7 +244,7 @@ def compare(
         seconds = 200.0
     comparison = Comparison(
         read_task(task),
-        {name: read_algorithm(name, local) for name in split_list(algorithms)},
+        read_algorithms(algorithms, local),
         _fleet(fleet, stragglers, max_delay),
         devices,
         range(seeds),
@@ -275,10 +281,12 @@ def compare(
         bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
         cut = " (interrupted: runs end at different times)" if interrupted else ""
         title = f"{runs[0].task.name}, {devices} devices, {runs[0].stage.is_straggler.mean():.0%} stragglers{cut}"
-        print_table(rows, goal, title, bounds)
+        print_table(rows, goal, title, measure_of(saved), bounds)
     _report(folder, goal, say=not quiet and not as_json)
     if interrupted:
         _stopped(folder)
+    if any(row.diverged for row in rows):
+        raise typer.Exit(DIVERGED)
 
 
 @app.command(epilog=_examples("hybridfl report results/compare-synthetic-1-1"))
@@ -453,6 +461,8 @@ def _play(
         typer.echo(f"{took:.1f} s here. Results: {root}    Report: hybridfl report {root}")
     if interrupted:
         _stopped(root)
+    if any(record.has_diverged for record in latest.values()):
+        raise typer.Exit(DIVERGED)
 
 
 def _say_what_has_ended(plans: Sequence[Run], folders: Sequence[Path], quiet: bool) -> None:
@@ -470,6 +480,15 @@ def _ended(plan: Run, record: Record) -> str:
     lost = f"; {record.lost} jobs lost" if record.lost else ""
     lost += f"; {record.barred} of {len(plan.task.train)} devices in quarantine" if record.barred else ""
     return (
-        f"{plan.name} on {plan.task.name}, seed {plan.seed}: test accuracy {record.test_accuracy:.1%} after "
-        f"{record.version} versions and {record.seconds:g} s of virtual time; updates: {updates}{lost}."
+        f"{plan.name} on {plan.task.name}, seed {plan.seed}: {_scores(record)} after {record.version} versions and "
+        f"{record.seconds:g} s of virtual time; updates: {updates}{lost}."
     )
+
+
+def _scores(record: Record) -> str:
+    """By device and by sample; the loss where there are no classes."""
+    if record.has_diverged:
+        return "diverged"
+    if math.isnan(record.test_accuracy):
+        return f"test loss {record.test_loss:.4g}"
+    return f"test accuracy {record.device_accuracy:.1%} by device, {record.test_accuracy:.1%} by sample,"

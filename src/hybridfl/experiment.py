@@ -31,7 +31,21 @@ def execute(plan: Run, device: str = "auto") -> Iterator[Snapshot]:
     """Play a run in virtual time: a snapshot at the start and at every evaluation."""
     for _, event in execute_all([plan], device_named(device)):
         if isinstance(event, Snapshot):
+            _warn_of_divergence(plan, event.record)
             yield event
+
+
+def _warn_of_divergence(plan: Run, record: Record) -> None:
+    if record.has_diverged:
+        log.warning(
+            "%s on %s, seed %d, has diverged at version %d, after %g s: its weights or losses are not finite, and it ends "
+            "there. Use a smaller learning rate, or clip the gradients.",
+            plan.name,
+            plan.task.name,
+            plan.seed,
+            record.version,
+            record.seconds,
+        )
 
 
 def simulate(
@@ -121,10 +135,13 @@ def _saved(
         for plan in plans:
             if saves.files(plan).is_finished:
                 saves.files(plan).check_finished()
-                yield plan, load(saves.files(plan).folder).records[-1]
+                last = load(saves.files(plan).folder).records[-1]
+                _warn_of_divergence(plan, last)
+                yield plan, last
         for plan, event in play([plan for plan in plans if not saves.files(plan).is_finished]):
             saves.write(plan, event)
             if isinstance(event, Snapshot):
+                _warn_of_divergence(plan, event.record)
                 yield plan, event.record
 
 

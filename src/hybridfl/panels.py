@@ -9,9 +9,13 @@ from html import escape
 from typing import Any
 
 from hybridfl import charts
-from hybridfl.charts import QUANTITIES, Axis, Quantity
+from hybridfl.charts import KINDS, QUANTITIES, Axis, Kind, Quantity
 from hybridfl.records import SavedRun
 from hybridfl.summary import Floats, by_label
+
+WHITE, BLACK, INK, INK_SOFT = "#FFFFFF", "#000000", "#1F2933", "#374151"
+AXIS, LINE, GRID, HATCHED = "#9AA3AD", "#D1D5DB", "#EEF0F2", "#E5E7EB"
+"""On a light page. The page has the colours that stand for these on a dark one."""
 
 Figure = dict[str, Any]
 """What plotly.js draws: `data` and `layout`."""
@@ -56,9 +60,11 @@ class Panel:
 def panels(runs: Sequence[SavedRun], target: float) -> list[Panel]:
     """All panels of the page; one without figures has nothing to show."""
     groups, end, axes = by_label(runs), charts.timeline_end(runs), charts.axes_of(runs)
+    quantities, devices = charts.quantities(runs), devices_figures(runs)
     seeds = max(len(group) for group in groups.values())
     band = " The line is the mean over seeds, the band reaches from the least to the greatest." if seeds > 1 else ""
     keys = {str(place): label for place, label in enumerate(charts.looks(runs)) if groups[label][0].arrivals}
+    names = charts.names(groups)
     return [
         Panel(
             "curves",
@@ -67,16 +73,25 @@ def panels(runs: Sequence[SavedRun], target: float) -> list[Panel]:
             "click hides all others. Drag to zoom in, double-click to zoom out.",
             {
                 f"{quantity} {axis}": curves_figure(runs, axis, quantity, target)
-                for quantity in QUANTITIES
+                for quantity in quantities
                 for axis in axes
             },
-            (Control("show", QUANTITIES), Control("against", axes)),
+            (Control("show", quantities), Control("against", axes)),
             {"band": "spread over seeds"} if seeds > 1 else {},
+        ),
+        Panel(
+            "devices",
+            "Whom the model serves",
+            "Every device's accuracy on its own test samples under the last model, from the worst device to the best, all "
+            "seeds together: a line that stays at 0 % for long leaves that share of the devices with nothing.",
+            devices,
+            (Control("show", {kind: text for kind, text in KINDS.items() if kind in devices}),),
         ),
         Panel(
             "stragglers",
             "Whose data the model serves",
-            "Final test accuracy on the data of normal devices and of stragglers, mean over seeds.",
+            "Final test accuracy by sample on the data of normal devices and of stragglers, mean over seeds. A device with "
+            "many samples decides much of it.",
             stragglers_figure(runs),
         ),
         Panel(
@@ -92,16 +107,16 @@ def panels(runs: Sequence[SavedRun], target: float) -> list[Panel]:
             f"weights until the update arrives. At most {charts.MOST_DEVICES} devices are shown, evenly spread from the "
             "fastest to the slowest.",
             {key: timeline_figure(groups[label][0], end) for key, label in keys.items()},
-            (Control("algorithm", keys),),
+            (Control("algorithm", {key: names[label] for key, label in keys.items()}),),
         ),
     ]
 
 
 def curves_figure(runs: Sequence[SavedRun], axis: Axis, quantity: Quantity, target: float) -> Figure:
     """One line and one band an algorithm."""
-    is_accuracy = quantity == "test_accuracy"
-    by_algorithm = charts.curves(runs, axis, quantity)
-    bands, lines = [], []
+    is_accuracy = charts.is_share(quantity)
+    by_algorithm, names = charts.curves(runs, axis, quantity), charts.names(by_label(runs))
+    bands, lines, marks = [], [], []
     for place, (label, look) in enumerate(charts.looks(runs).items()):
         curve = by_algorithm[label]
         shared: Figure = {"type": "scatter", "legendgroup": str(place), "x": _numbers(curve.x)}
@@ -118,7 +133,7 @@ def curves_figure(runs: Sequence[SavedRun], axis: Axis, quantity: Quantity, targ
             {
                 **shared,
                 "y": _numbers(curve.mean),
-                "name": escape(charts.short(label)),
+                "name": escape(names[label]),
                 "mode": "lines" if len(curve.x) > 1 else "markers",
                 "line": {"color": look.colour, "width": look.width, "dash": look.dash, "shape": "hv"},
                 "marker": {"color": look.colour, "size": 8},
@@ -126,21 +141,78 @@ def curves_figure(runs: Sequence[SavedRun], axis: Axis, quantity: Quantity, targ
                 "hovertemplate": "%{y:.1%}" if is_accuracy else "%{y:.3f}",
             }
         )
+        if curve.end is not None:
+            marks.append(_diverged({**shared, "x": [curve.end[0]], "y": [curve.end[1]]}, look.colour, names[label]))
     layout = _layout(
         height=480,
         xaxis={"title": {"text": charts.axes_of(runs)[axis]}, "uirevision": axis, **X_AXES[axis]},
         yaxis={
             "title": {"text": QUANTITIES[quantity]},
             "uirevision": quantity,
-            **(ACCURACY_AXIS if is_accuracy else LOSS_AXIS),
+            **(ACCURACY_AXIS if is_accuracy else LOSS_AXIS if charts.is_positive(runs, quantity) else {}),
         },
         hovermode="x unified",
     )
-    if is_accuracy and math.isfinite(target):
+    if quantity == "test_accuracy" and math.isfinite(target):
         layout["shapes"] = [_line({"color": charts.GREY, "width": 1, "dash": "dash"}, y=target)]
         layout["annotations"] = [_target_name(target)]
         layout["margin"]["r"] = 60
-    return {"data": [*bands, *lines], "layout": layout}
+    return {"data": [*bands, *lines, *marks], "layout": layout}
+
+
+def _diverged(at: Figure, colour: str, name: str) -> Figure:
+    """The mark at the end of a curve of which a seed diverged."""
+    return {
+        **at,
+        "mode": "markers",
+        "marker": {"symbol": "x", "size": 11, "color": colour},
+        "name": f"{escape(name)} diverges",
+        "hovertemplate": "diverges",
+        "showlegend": False,
+    }
+
+
+def devices_figures(runs: Sequence[SavedRun]) -> dict[str, Figure]:
+    """One figure per kind of devices that has test samples; nothing where no run says how each device fares."""
+    return {kind: figure for kind in KINDS if (figure := devices_figure(runs, kind)) is not None}
+
+
+def devices_figure(runs: Sequence[SavedRun], kind: Kind) -> Figure | None:
+    """One line per algorithm over the devices of one kind, the worst device on the left."""
+    looks, groups = charts.looks(runs), by_label(runs)
+    names, lines = charts.names(groups), []
+    for place, (label, look) in enumerate(looks.items()):
+        spread = charts.device_spread(groups[label], kind)
+        if spread is not None:
+            lines.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines" if len(spread.share) > 1 else "markers",
+                    "legendgroup": str(place),
+                    "name": escape(names[label]),
+                    "x": _numbers(spread.share),
+                    "y": _numbers(spread.accuracy),
+                    "line": {"color": look.colour, "width": look.width, "dash": look.dash},
+                    "marker": {"color": look.colour, "size": 8},
+                    "zorder": len(looks) - place,
+                    "hovertemplate": "%{y:.0%}",
+                }
+            )
+    if not lines:
+        return None
+    layout = _layout(
+        height=400,
+        xaxis={
+            "title": {"text": f"{KINDS[kind]}, from the worst to the best"},
+            "tickformat": ".0%",
+            "hoverformat": ".0%",
+            "range": [0, 1],
+            "uirevision": kind,
+        },
+        yaxis={"title": {"text": "accuracy on its own samples"}, "range": [-0.02, 1.02], **ACCURACY_AXIS},
+        hovermode="x unified",
+    )
+    return {"data": lines, "layout": layout}
 
 
 def _line(line: Figure, x: float | None = None, y: float | None = None) -> Figure:
@@ -159,6 +231,7 @@ def _target_name(target: float) -> Figure:
 def stragglers_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
     """A dumbbell an algorithm; nothing if no fleet has stragglers."""
     looks, groups = charts.looks(runs), by_label(runs)
+    names = charts.names(groups)
     ends = {
         label: (charts.final(groups[label], "straggler_accuracy"), charts.final(groups[label], "normal_accuracy"))
         for label in looks
@@ -172,9 +245,9 @@ def stragglers_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
             "x": _numbers(ends[label]),
             "y": [row, row],
             "line": {"color": look.colour, "width": 2.5},
-            "marker": {"size": 12, "color": [look.colour, "white"], "line": {"color": look.colour, "width": 2.5}},
+            "marker": {"size": 12, "color": [look.colour, WHITE], "line": {"color": look.colour, "width": 2.5}},
             "text": ["stragglers' data", "normal devices' data"],
-            "hovertemplate": f"{escape(charts.short(label))}<br>%{{text}}: %{{x:.1%}}<extra></extra>",
+            "hovertemplate": f"{escape(names[label])}<br>%{{text}}: %{{x:.1%}}<extra></extra>",
             "showlegend": False,
         }
         for row, (label, look) in enumerate(looks.items())
@@ -189,12 +262,12 @@ def stragglers_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
             "marker": {"size": 12, "color": colour, "line": {"color": charts.GREY, "width": 2.5}},
             "hoverinfo": "skip",
         }
-        for name, colour in (("stragglers' data", charts.GREY), ("normal devices' data", "white"))
+        for name, colour in (("stragglers' data", charts.GREY), ("normal devices' data", WHITE))
     ]
     layout = _layout(
         height=110 + 32 * len(looks),
         xaxis={"title": {"text": "final test accuracy"}, "tickformat": ".0%"},
-        yaxis=_rows([charts.short(label) for label in looks]),
+        yaxis=_rows([names[label] for label in looks]),
         hovermode="closest",
     )
     return {"": {"data": [*dumbbells, *keys], "layout": layout}}
@@ -206,6 +279,7 @@ def staleness_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
     if not bins:
         return {}
     looks, groups = charts.looks(runs), by_label(runs)
+    names = charts.names(groups)
     shares = [charts.staleness_shares(groups[label], bins) for label in looks]
     heatmap = {
         "type": "heatmap",
@@ -232,7 +306,7 @@ def staleness_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
             "showgrid": False,
             "showline": False,
         },
-        yaxis={**_rows([charts.short(label) for label in looks]), "showgrid": False},
+        yaxis={**_rows([names[label] for label in looks]), "showgrid": False},
         hovermode="closest",
     )
     return {"": {"data": [heatmap], "layout": layout}}
@@ -245,8 +319,8 @@ def timeline_figure(run: SavedRun, end: float) -> Figure:
     in_vain = [bar for bar in shown.bars if not bar.arrival.is_merged]
     most = max((bar.arrival.staleness for bar in merged), default=0)
     colours = [charts.shade(charts.FRESH_TO_STALE, bar.arrival.staleness / max(most, 1)) for bar in merged]
-    outline = {"color": "white", "width": 1.5}
-    hatched = {"line": outline, "color": "#E5E7EB", "pattern": {"shape": "/", "fgcolor": charts.GREY, "size": 5}}
+    outline = {"color": WHITE, "width": 1.5}
+    hatched = {"line": outline, "color": HATCHED, "pattern": {"shape": "/", "fgcolor": charts.GREY, "size": 5}}
     data: list[Figure] = [
         {**_jobs(merged), "marker": {"color": colours, "line": outline}, "showlegend": False},
         {
@@ -254,7 +328,7 @@ def timeline_figure(run: SavedRun, end: float) -> Figure:
             "mode": "lines",
             "x": [x for bar in merged for x in (bar.arrival.arrived_at, *_numbers([bar.merged_at]), None)],
             "y": [y for bar in merged for y in (bar.row, bar.row, None)],
-            "line": {"color": "#374151", "width": 1},
+            "line": {"color": INK_SOFT, "width": 1},
             "hoverinfo": "skip",
             "name": "an update waits",
         },
@@ -263,7 +337,7 @@ def timeline_figure(run: SavedRun, end: float) -> Figure:
             "mode": "markers",
             "x": _numbers([bar.merged_at for bar in merged]),
             "y": [bar.row for bar in merged],
-            "marker": {"color": "black", "size": 6, "line": {"color": "white", "width": 1}},
+            "marker": {"color": BLACK, "size": 6, "line": {"color": WHITE, "width": 1}},
             "hoverinfo": "skip",
             "name": "and is merged",
         },
@@ -281,7 +355,7 @@ def timeline_figure(run: SavedRun, end: float) -> Figure:
         barmode="overlay",
         bargap=0.2,
         shapes=[
-            {**_line({"color": "#D1D5DB", "width": 1}, x=x), "name": "a version is made", "showlegend": number == 0}
+            {**_line({"color": LINE, "width": 1}, x=x), "name": "a version is made", "showlegend": number == 0}
             for number, x in enumerate(shown.made)
         ],
     )
@@ -337,8 +411,8 @@ def _fate(bar: charts.Bar) -> str:
 def _layout(height: int, xaxis: Figure, yaxis: Figure, **more: Any) -> Figure:
     """What all figures have in common."""
     axis = {
-        "gridcolor": "#EEF0F2",
-        "linecolor": "#9AA3AD",
+        "gridcolor": GRID,
+        "linecolor": AXIS,
         "showline": True,
         "zeroline": False,
         "automargin": True,
@@ -351,17 +425,17 @@ def _layout(height: int, xaxis: Figure, yaxis: Figure, **more: Any) -> Figure:
         "font": {
             "family": "system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif",
             "size": 13,
-            "color": "#1F2933",
+            "color": INK,
         },
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
+        "paper_bgcolor": WHITE,
+        "plot_bgcolor": WHITE,
         "xaxis": _titled({**axis, **xaxis}),
         "yaxis": _titled({**axis, **yaxis}),
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "hoverlabel": {
-            "bgcolor": "white",
-            "bordercolor": "#D1D5DB",
-            "font": {"size": 12, "color": "#1F2933"},
+            "bgcolor": WHITE,
+            "bordercolor": LINE,
+            "font": {"size": 12, "color": INK},
             "namelength": -1,
         },
         "uirevision": "kept",

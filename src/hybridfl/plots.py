@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from hybridfl import charts
-from hybridfl.charts import Axis, Look, Quantity
+from hybridfl.charts import Axis, Kind, Look, Quantity
 from hybridfl.records import SavedRun
 from hybridfl.summary import by_label
 
@@ -65,20 +65,54 @@ def write_figures(runs: Sequence[SavedRun], folder: Path) -> list[Path]:
     return written
 
 
-def accuracy_time(runs: Sequence[SavedRun]) -> Figure:
-    """Test accuracy against time."""
-    return _curves(runs, "seconds", ["test_accuracy"])
+ACCURACIES: Sequence[Quantity] = ("device_accuracy", "test_accuracy")
+LOSSES: Sequence[Quantity] = ("train_loss", "test_loss")
+
+
+def accuracy_time(runs: Sequence[SavedRun]) -> Figure | None:
+    """Test accuracy against time, by device and by sample."""
+    return _curves(runs, "seconds", ACCURACIES)
 
 
 def accuracy_version(runs: Sequence[SavedRun]) -> Figure | None:
     """Test accuracy against versions, if any was made."""
     made = any(run.records[-1].version > 0 for run in runs)
-    return _curves(runs, "version", ["test_accuracy"]) if made else None
+    return _curves(runs, "version", ACCURACIES) if made else None
 
 
-def loss_time(runs: Sequence[SavedRun]) -> Figure:
+def loss_time(runs: Sequence[SavedRun]) -> Figure | None:
     """Train and test loss against time, side by side."""
-    return _curves(runs, "seconds", ["train_loss", "test_loss"])
+    return _curves(runs, "seconds", LOSSES)
+
+
+def devices(runs: Sequence[SavedRun]) -> Figure | None:
+    """The accuracy on every device's own samples, from the worst to the best: of normal devices, and of stragglers."""
+    looks, groups = charts.looks(runs), by_label(runs)
+    kinds: list[Kind] = [
+        kind
+        for kind in ("normal", "slow")
+        if any(charts.device_spread(group, kind) is not None for group in groups.values())
+    ]
+    if not kinds:
+        return None
+    figure, panels = _figure(ONE_COLUMN * len(kinds), 2.2 + 0.14 * _legend_lines(looks, len(kinds)), columns=len(kinds))
+    for axes, kind in zip(panels, kinds, strict=True):
+        for place, (label, look) in enumerate(looks.items()):
+            spread = charts.device_spread(groups[label], kind)
+            if spread is not None:
+                style = {"color": look.colour, "linestyle": DASHES[look.dash], "linewidth": _width(look)}
+                dot = "o" if len(spread.share) == 1 else ""
+                axes.plot(
+                    spread.share, spread.accuracy, marker=dot, markersize=3, zorder=3 - place / len(looks), **style
+                )
+        axes.set_xlim(0, 1)
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_xlabel(f"{charts.KINDS[kind]}, from the worst to the best")
+        axes.set_ylabel("accuracy on its own samples")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
+    _legend(figure, looks, len(kinds))
+    return figure
 
 
 def stragglers(runs: Sequence[SavedRun]) -> Figure | None:
@@ -94,7 +128,7 @@ def stragglers(runs: Sequence[SavedRun]) -> Figure | None:
     axes.hlines(rows, slow, normal, colors=colours, linewidth=1.2)
     axes.scatter(slow, rows, s=22, c=colours, zorder=3)
     axes.scatter(normal, rows, s=22, facecolors="white", edgecolors=colours, zorder=3)
-    axes.set_yticks(rows, [_text(label) for label in looks])
+    axes.set_yticks(rows, _texts(looks))
     axes.set_ylim(len(looks) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -126,7 +160,7 @@ def staleness(runs: Sequence[SavedRun]) -> Figure | None:
             ink = "white" if share > 0.5 else "black"
             axes.text(column + 0.5, row + 0.5, f"{100 * share:.0f}", ha="center", va="center", fontsize=6, color=ink)
     axes.set_xticks(np.arange(len(bins)) + 0.5, [charts.bin_name(each).replace("–", "–\n") for each in bins])
-    axes.set_yticks(np.arange(len(looks)) + 0.5, [_text(label) for label in looks])
+    axes.set_yticks(np.arange(len(looks)) + 0.5, _texts(looks))
     axes.invert_yaxis()
     axes.tick_params(length=0)
     axes.tick_params(axis="x", labelsize=6)
@@ -185,17 +219,21 @@ FIGURES: dict[str, Callable[[Sequence[SavedRun]], Figure | None]] = {
     "accuracy-time": accuracy_time,
     "accuracy-version": accuracy_version,
     "loss-time": loss_time,
+    "devices": devices,
     "stragglers": stragglers,
     "staleness": staleness,
     "timeline": timeline,
 }
 
 
-def _curves(runs: Sequence[SavedRun], axis: Axis, quantities: Sequence[Quantity]) -> Figure:
-    """One panel a quantity; beneath them, one legend for all."""
+def _curves(runs: Sequence[SavedRun], axis: Axis, wanted: Sequence[Quantity]) -> Figure | None:
+    """One panel per quantity that the runs know; beneath them, one legend for all."""
+    quantities = [quantity for quantity in wanted if quantity in charts.quantities(runs)]
+    if not quantities:
+        return None
     looks = charts.looks(runs)
-    lines = -(-len(looks) // (2 * len(quantities)))
-    figure, panels = _figure(ONE_COLUMN * len(quantities), 2.2 + 0.14 * lines, columns=len(quantities))
+    height = 2.2 + 0.14 * _legend_lines(looks, len(quantities))
+    figure, panels = _figure(ONE_COLUMN * len(quantities), height, columns=len(quantities))
     for axes, quantity in zip(panels, quantities, strict=True):
         by_algorithm = charts.curves(runs, axis, quantity)
         for place, (label, look) in enumerate(looks.items()):
@@ -206,19 +244,28 @@ def _curves(runs: Sequence[SavedRun], axis: Axis, quantities: Sequence[Quantity]
         if axis == "version":
             axes.set_xscale("log")
             axes.xaxis.set_major_formatter(FuncFormatter(lambda version, _: f"{version:,.0f}"))
-        if quantity == "test_accuracy":
+        if charts.is_share(quantity):
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-        else:
+        elif charts.is_positive(runs, quantity):
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
             axes.yaxis.set_minor_formatter(NullFormatter())
-    handles = [
-        Line2D([], [], color=look.colour, linestyle=DASHES[look.dash], linewidth=_width(look), label=_text(label))
-        for label, look in looks.items()
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 * len(quantities))
+    _legend(figure, looks, len(quantities))
     return figure
+
+
+def _legend_lines(looks: Mapping[str, Look], columns: int) -> int:
+    return -(-len(looks) // (2 * columns))
+
+
+def _legend(figure: Figure, looks: Mapping[str, Look], columns: int) -> None:
+    """One for all panels, beneath them."""
+    handles = [
+        Line2D([], [], color=look.colour, linestyle=DASHES[look.dash], linewidth=_width(look), label=text)
+        for look, text in zip(looks.values(), _texts(looks), strict=True)
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2 * columns)
 
 
 def _draw(axes: Axes, curve: charts.Curve, look: Look, zorder: float) -> None:
@@ -238,6 +285,8 @@ def _draw(axes: Axes, curve: charts.Curve, look: Look, zorder: float) -> None:
         drawstyle="steps-post",
         zorder=zorder,
     )
+    if curve.end is not None:  # a seed diverges there
+        axes.plot(*([each] for each in curve.end), marker="x", markersize=5, color=look.colour, zorder=zorder + 1)
 
 
 def _spans(bars: Sequence[charts.Bar]) -> tuple[list[int], list[float], float, list[float]]:
@@ -269,3 +318,8 @@ def _width(look: Look) -> float:
 def _text(label: str) -> str:
     """A label as Matplotlib takes it: a dollar sign would start a formula."""
     return charts.short(label).replace("$", r"\$")
+
+
+def _texts(labels: Iterable[str]) -> list[str]:
+    """Labels as Matplotlib takes them, each unlike the others."""
+    return [_text(name) for name in charts.names(labels).values()]

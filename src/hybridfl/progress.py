@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
@@ -27,17 +28,28 @@ def bars(name_width: int, bar_width: int, news_width: int, quiet: bool) -> Progr
 
 
 def part_done(run: Run, record: Record) -> float:
-    """How much of a run lies behind it, by versions or by time, whichever is more."""
+    """How much of a run lies behind it, by versions or by time, whichever is more; one that diverged has ended."""
+    if record.has_diverged:
+        return 1.0
     by_version = record.version / run.rounds if run.rounds else 0.0
     by_time = record.seconds / run.seconds if run.seconds else 0.0
     return min(1.0, max(by_version, by_time))
+
+
+def score_of(record: Record) -> str:
+    """How good a record's model is, in a few letters: by device, or its loss where there are no classes."""
+    if record.has_diverged:
+        return "diverged"
+    if math.isfinite(record.device_accuracy):
+        return f"{record.device_accuracy:.0%} by device"
+    return f"loss {record.test_loss:.3g}"
 
 
 class RunsDisplay:
     """One line an algorithm, over its seeds, and one for all."""
 
     def __init__(self, runs: Sequence[Run], quiet: bool) -> None:
-        self._progress = bars(22, 14, 28, quiet)
+        self._progress = bars(22, 10, 36, quiet)
         self._lines = {
             name: self._progress.add_task(name, total=sum(run.name == name for run in runs), news="", start=False)
             for name in dict.fromkeys(run.name for run in runs)
@@ -48,7 +60,7 @@ class RunsDisplay:
     def show(self, run: Run, record: Record) -> None:
         """The newest record of a run that is under way."""
         self._parts[run.name][run.seed] = part_done(run, record)
-        news = f"seed {run.seed}  {record.test_accuracy:6.1%}  {record.seconds:,.0f} virtual s"
+        news = f"seed {run.seed}  {score_of(record)}  {record.seconds:,.0f} virtual s"
         self._progress.start_task(self._lines[run.name])
         self._progress.update(self._lines[run.name], news=news, completed=sum(self._parts[run.name].values()))
         self._progress.update(self._all, completed=sum(sum(parts.values()) for parts in self._parts.values()))

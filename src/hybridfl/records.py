@@ -127,7 +127,9 @@ class SavedRun:
 
     @property
     def has_diverged(self) -> bool:
-        return any(record.has_diverged for record in self.records)
+        """Whether it says so or, where it is of a version that did not yet, its last losses are no numbers."""
+        last = self.records[-1] if self.records else None
+        return last is not None and (last.has_diverged or not (self.is_deployed or math.isfinite(last.train_loss)))
 
 
 def check_apart(names: Sequence[str], folders: Sequence[Path]) -> None:

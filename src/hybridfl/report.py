@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from importlib.util import find_spec
@@ -16,18 +16,16 @@ from typing import Any
 from hybridfl import charts
 from hybridfl.errors import InputError, require_share
 from hybridfl.fault_table import fault_section
+from hybridfl.headline import NOTHING, Groups, headline, percent, shown, times
 from hybridfl.panels import Control, Panel, panels
 from hybridfl.records import SavedRun, difference, load_all
-from hybridfl.summary import TAIL, Row, by_label, default_target, is_bound, summarise
-
-NOTHING = "–"
-GAP = "\N{NO-BREAK SPACE}"
+from hybridfl.summary import TAIL, Measure, Row, by_label, default_target, is_bound, is_known, summarise
 
 
 def write_report(folder: Path, target: float | None = None) -> Path:
     """Read all runs in or below a folder; write its `report.html` and, in `figures`, the figures for print."""
-    if find_spec("plotly") is None or find_spec("matplotlib") is None:
-        raise InputError("The report needs plotly and matplotlib: pip install 'hybridfl[report]'.")
+    if any(find_spec(name) is None for name in ("plotly", "matplotlib", "scipy")):
+        raise InputError("The report needs plotly, matplotlib and scipy: pip install 'hybridfl[report]'.")
     from hybridfl.plots import write_figures
 
     if target is not None and not math.isnan(target):
@@ -74,7 +72,7 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
     return template.substitute(
         title=escape(f"hybridfl report: {runs[0].config['task']['name']}"),
         headline=headline(runs, rows, goal),
-        warnings="\n".join(f'<p class="warning">{escape(line)}</p>' for line in cut_off(runs)),
+        warnings="\n".join(f'<p class="warning">{escape(line)}</p>' for line in [*diverged(runs), *cut_off(runs)]),
         table=_table(runs, rows),
         legend=_legend(runs, goal, is_default=goal == default_target(runs)),
         sections="\n".join(_section(panel) for panel in shown),
@@ -85,63 +83,23 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
     )
 
 
-def headline(runs: Sequence[SavedRun], rows: Sequence[Row], target: float) -> str:
-    """What came out, in a few sentences of HTML: of HFL or, without it, of the most accurate algorithm."""
-    groups, main = by_label(runs), charts.main_label(runs)
-    contestants = [row for row in rows if not is_bound(groups[row.algorithm])]
-    hero = next((row for row in contestants if row.algorithm == main), (contestants or rows)[0])
-    rivals = [row for row in contestants if row is not hero]
-    return " ".join(
-        [
-            _accuracy_sentence(hero, rivals, len(groups[hero.algorithm])),
-            *_target_sentence(hero, target, charts.seconds_of(runs)),
-            *_straggler_sentence(hero, rivals),
-            *(
-                f"With all the data in one place, {_name(row)} reaches {percent(row.test_accuracy)}: the upper bound."
-                for row in rows
-                if row is not hero and row not in contestants
-            ),
-        ]
-    )
-
-
-def _accuracy_sentence(hero: Row, rivals: Sequence[Row], seeds: int) -> str:
-    over = f" over {seeds} seeds" if seeds > 1 else ""
-    ends = f"<strong>{_name(hero)}</strong> ends at a test accuracy of <strong>{_accuracy(hero)}</strong>{over}"
-    if not rivals:
-        return f"{ends}."
-    place = "ahead of" if hero.test_accuracy >= rivals[0].test_accuracy else "behind"
-    return f"{ends}, {place} {_name(rivals[0])} at {_accuracy(rivals[0])}."
-
-
-def _target_sentence(hero: Row, target: float, seconds: str) -> Iterable[str]:
-    if math.isnan(target):
-        return
-    if math.isnan(hero.seconds_to_target):
-        yield f"It does not reach the target of {percent(target)}."
-        return
-    reaches = f"It reaches the target of {percent(target)} after {hero.seconds_to_target:.1f} {seconds}"
-    if math.isfinite(hero.speedup_bound):
-        yield f"{reaches}; FedAvg does not, in a run {_times(hero.speedup_bound)} as long."
-    elif math.isfinite(hero.speedup) and hero.speedup != 1:
-        yield f"{reaches}; FedAvg needs {_times(hero.speedup)} as long."
-    else:
-        yield f"{reaches}."
-
-
-def _straggler_sentence(hero: Row, rivals: Sequence[Row]) -> Iterable[str]:
-    if math.isnan(hero.straggler_accuracy):
-        return
-    others = [row for row in rivals if math.isfinite(row.straggler_accuracy)]
-    best = max(others, key=lambda row: row.straggler_accuracy, default=None)
-    beside = f"; the best of the others there, {_name(best)}, {percent(best.straggler_accuracy)}" if best else ""
-    yield f"On the stragglers' data it reaches {percent(hero.straggler_accuracy)}{beside}."
+def diverged(runs: Sequence[SavedRun]) -> list[str]:
+    """A line for every run whose weights or losses were no numbers in the end: it has no final figures."""
+    return [
+        f"{run.label}, seed {run.seed}, diverged at version {run.records[-1].version}, after "
+        f"{run.records[-1].seconds:g} {charts.seconds_of([run])}: its weights or losses are not finite. Its row has no "
+        "means, and its curve ends with a mark."
+        for run in runs
+        if run.has_diverged
+    ]
 
 
 def cut_off(runs: Sequence[SavedRun]) -> list[str]:
     """A line for every run whose last record lies well before the end of its budget: its final figures are early ones."""
     lines = []
     for run in runs:
+        if run.has_diverged:
+            continue
         last, seconds, rounds = run.records[-1], run.config.get("seconds"), run.config.get("rounds")
         if rounds is not None and last.version >= rounds:
             continue
@@ -154,56 +112,52 @@ def cut_off(runs: Sequence[SavedRun]) -> list[str]:
     return lines
 
 
-def percent(share: float) -> str:
-    """`71.3 %`, which is never broken, or an en dash for NaN."""
-    return f"{100 * share:.1f}{GAP}%" if math.isfinite(share) else NOTHING
-
-
-def _accuracy(row: Row) -> str:
-    spread = "" if math.isnan(row.test_accuracy_std) else f"{GAP}±{GAP}{100 * row.test_accuracy_std:.1f}"
-    return percent(row.test_accuracy) + spread
-
-
-def _times(factor: float) -> str:
-    return (f"{factor:.1f}" if factor < 100 else f"{factor:,.0f}") + f"{GAP}×"
-
-
-def _name(row: Row) -> str:
-    return escape(row.algorithm)
-
-
 def _table(runs: Sequence[SavedRun], rows: Sequence[Row]) -> str:
-    heads = (
-        "algorithm",
-        "final test accuracy",
-        f"{charts.seconds_of(runs)} to target",
-        "speed-up over FedAvg",
-        "accuracy on stragglers' data",
-        "updates discarded",
-    )
     groups, looks, main = by_label(runs), charts.looks(runs), charts.main_label(runs)
+    columns = _columns(runs, groups)
+    head = "".join(f"<th>{head}</th>" for head in ("algorithm", *columns))
     lines = []
     for row in sorted(rows, key=lambda row: is_bound(groups[row.algorithm])):
-        colour, group = looks[row.algorithm].colour, groups[row.algorithm]
-        bound = ' <span class="spread">upper bound</span>' if is_bound(group) else ""
-        cells = (
-            f'<span class="swatch" style="color:{colour}"></span>{_name(row)}{bound}',
-            _accuracy(row),
-            f"{row.seconds_to_target:,.1f}" if math.isfinite(row.seconds_to_target) else NOTHING,
-            NOTHING if bound else _speedup(row),
-            percent(row.straggler_accuracy),
-            _discarded(row, group),
-        )
+        colour = looks[row.algorithm].colour
+        bound = ' <span class="spread">upper bound</span>' if is_bound(groups[row.algorithm]) else ""
+        name = f'<span class="swatch" style="color:{colour}"></span>{escape(row.algorithm)}{bound}'
         kind = ' class="main"' if row.algorithm == main else ""
-        lines.append(f"<tr{kind}>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    head = "".join(f"<th>{head}</th>" for head in heads)
+        cells = "".join(f"<td>{cell}</td>" for cell in (name, *(show(row) for show in columns.values())))
+        lines.append(f"<tr{kind}>{cells}</tr>")
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + "\n</tbody></table>"
+
+
+def _columns(runs: Sequence[SavedRun], groups: Groups) -> dict[str, Callable[[Row], str]]:
+    """What the table has of each row, by heading; figures that no run knows are left out."""
+    columns: dict[str, Callable[[Row], str]] = {}
+    if is_known(runs, "device_accuracy"):
+        columns["test accuracy by device"] = lambda row: _final(row, "device_accuracy")
+        columns["worst tenth of devices"] = lambda row: percent(row.worst_accuracy)
+        columns["devices below chance"] = lambda row: percent(row.below_chance)
+    if is_known(runs, "test_accuracy"):
+        columns["test accuracy by sample"] = lambda row: _final(row, "test_accuracy")
+        if is_known(runs, "straggler_accuracy"):
+            columns["by sample, on stragglers' data"] = lambda row: percent(row.straggler_accuracy)
+        columns[f"{charts.seconds_of(runs)} to target"] = lambda row: _seconds(row.seconds_to_target)
+        columns["speed-up over FedAvg"] = lambda row: NOTHING if is_bound(groups[row.algorithm]) else _speedup(row)
+    else:
+        columns["final test loss"] = lambda row: _final(row, "test_loss")
+    columns["updates discarded"] = lambda row: _discarded(row, groups[row.algorithm])
+    return columns
+
+
+def _final(row: Row, measure: Measure) -> str:
+    return f'<span class="diverged">{shown(row, measure)}</span>' if row.diverged else shown(row, measure)
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:,.1f}" if math.isfinite(seconds) else NOTHING
 
 
 def _speedup(row: Row) -> str:
     if math.isfinite(row.speedup):
-        return _times(row.speedup)
-    return f"&gt; {_times(row.speedup_bound)}" if math.isfinite(row.speedup_bound) else NOTHING
+        return times(row.speedup)
+    return f"&gt; {times(row.speedup_bound)}" if math.isfinite(row.speedup_bound) else NOTHING
 
 
 def _discarded(row: Row, group: Sequence[SavedRun]) -> str:
@@ -213,16 +167,29 @@ def _discarded(row: Row, group: Sequence[SavedRun]) -> str:
 
 
 def _legend(runs: Sequence[SavedRun], target: float, is_default: bool) -> str:
-    origin = "95 % of the best final accuracy of a federated algorithm" if is_default else "as given"
+    origin = "95 % of the best that a federated algorithm ends at" if is_default else "as given"
     lines = [
-        f"Final: the mean over the last {100 * TAIL:.0f} % of a run's {charts.seconds_of(runs)}, then over seeds; "
+        f"All figures are means over the last {100 * TAIL:.0f} % of a run's {charts.seconds_of(runs)}, then over seeds; "
         "± is the standard deviation over seeds.",
-        f"The target is a test accuracy of {percent(target)}, {origin}; {NOTHING} where the mean over seeds never reaches it."
-        if math.isfinite(target)
-        else "There is no federated algorithm to set a target.",
-        "Speed-up: FedAvg's seconds to the target over the algorithm's; &gt; where FedAvg never reaches it, and its whole "
-        "run counts instead. Discarded: updates that arrived and were thrown away, a run.",
     ]
+    if is_known(runs, "device_accuracy"):
+        lines.append(
+            "By device: every device counts alike, on its own test samples; the worst tenth is the mean of the tenth of the "
+            "devices with the lowest accuracy; below chance are devices that a guess would serve better. By sample: a "
+            "device with many samples counts for much."
+        )
+    if math.isfinite(target):
+        lines.append(
+            f"The target is a test accuracy by sample of {percent(target)}, {origin}; {NOTHING} where the mean over seeds "
+            "never reaches it. Speed-up: FedAvg's seconds to the target over the algorithm's; &gt; where FedAvg never "
+            "reaches it, and its whole run counts instead."
+        )
+    elif is_known(runs, "test_accuracy"):
+        lines.append("No federated algorithm sets a target.")
+    lines.append(
+        "In the text above, ahead and behind mean that the 95 % interval of the differences, paired by seed, does not hold "
+        "0; else it says level. Discarded: updates that arrived and were thrown away, per run."
+    )
     if any(run.is_deployed and not run.config["task"]["test_samples"] for run in runs):
         lines.append(
             "The server had no test set: test scores are what devices said of the models they were sent, each device's last, "

@@ -121,6 +121,29 @@ def read_algorithm(text: str, local: FullWork) -> Algorithm[Any]:
     return algorithm
 
 
+def read_labelled(text: str, local: FullWork) -> tuple[str, Algorithm[Any]]:
+    """An algorithm with a label of its own, `small=HFL(round_seconds=2)`; without one, its text is its label."""
+    label, sign, spelled = text.partition("=")
+    if not sign or "(" in label:
+        return text, read_algorithm(text, local)
+    if not label.strip() or not spelled.strip():
+        raise InputError(f"'{text}' is no label and algorithm: write them as small=HFL(round_seconds=2).")
+    return label.strip(), read_algorithm(spelled, local)
+
+
+def read_algorithms(text: str, local: FullWork) -> dict[str, Algorithm[Any]]:
+    """A comma-separated list of algorithms, by label."""
+    algorithms: dict[str, Algorithm[Any]] = {}
+    for item in split_list(text):
+        label, algorithm = read_labelled(item, local)
+        if label in algorithms:
+            raise InputError(
+                f"Two algorithms are called '{label}': give one a label of its own, for example other={item}."
+            )
+        algorithms[label] = algorithm
+    return algorithms
+
+
 def read_task(text: str) -> TaskRecipe:
     """The task that `text` spells."""
     task: TaskRecipe = _read(text, TASKS, "task", {})

@@ -1,10 +1,11 @@
-"""What a comparison comes down to: one row an algorithm, over all its seeds."""
+"""What a comparison comes down to: one row per algorithm, over all its seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from hybridfl.records import Record, SavedRun
 
 Floats = NDArray[np.float64]
+Measure = Literal["device_accuracy", "test_accuracy", "test_loss"]
 
 TAIL = 0.15
 """A final figure is the mean over this last part of a run's virtual time, as single evaluations oscillate."""
@@ -22,18 +24,34 @@ CENTRALISED = "SSGD("
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm. Means over seeds; a spread is the standard deviation over seeds. NaN where there is nothing to say."""
+    """One algorithm. Means over seeds; a spread is the standard deviation over seeds. NaN where there is nothing to say.
+
+    An algorithm of which a seed diverged has no final figures: a mean over the other seeds would flatter it.
+    """
 
     algorithm: str
+    seeds: int
+    diverged: int
+    """How many of the seeds' runs did."""
+    device_accuracy: float
+    """Every device counts alike."""
+    device_accuracy_std: float
+    worst_accuracy: float
+    """Of the tenth of the devices with the lowest accuracy."""
+    below_chance: float
+    """The share of the devices that a guess would serve better."""
     test_accuracy: float
+    """Every test sample counts alike."""
     test_accuracy_std: float
+    straggler_accuracy: float
+    test_loss: float
+    test_loss_std: float
     seconds_to_target: float
     """Virtual seconds until the mean over seeds of the test accuracy first reaches the target; NaN if it never does."""
     speedup: float
     """Seconds to target of FedAvg (the label `fedavg`, else the first that starts so) over this algorithm's."""
     speedup_bound: float
     """Where FedAvg did not reach the target: its whole run over this algorithm's seconds. Else NaN."""
-    straggler_accuracy: float
     discarded: float
     """Updates that arrived and were thrown away."""
 
@@ -51,47 +69,88 @@ def is_bound(group: Sequence[SavedRun]) -> bool:
     return str(group[0].config["algorithm"]).startswith(CENTRALISED)
 
 
+def is_known(runs: Sequence[SavedRun], name: str) -> bool:
+    """Whether a column of the records says anything."""
+    return any(math.isfinite(getattr(record, name)) for run in runs for record in run.records)
+
+
+def measure_of(runs: Sequence[SavedRun]) -> Measure:
+    """What algorithms are ranked by: accuracy by device, by sample in older results, test loss where there are no classes."""
+    if all(is_known([run], "device_accuracy") for run in runs):
+        return "device_accuracy"
+    return "test_accuracy" if is_known(runs, "test_accuracy") else "test_loss"
+
+
 def tail_mean(records: Sequence[Record], name: str) -> float:
     """The mean of one column over the last part of the run's virtual time."""
     start = records[-1].seconds * (1 - TAIL)
     return float(np.mean([getattr(record, name) for record in records if record.seconds >= start]))
 
 
+def finals(group: Sequence[SavedRun], name: str) -> Floats:
+    """One column's final figure of every seed; NaN of one that diverged."""
+    return np.array([math.nan if run.has_diverged else tail_mean(run.records, name) for run in group])
+
+
 def default_target(runs: Sequence[SavedRun]) -> float:
-    """95 % of the best final accuracy that any federated algorithm reaches."""
-    finals = [
-        float(np.mean([tail_mean(saved.records, "test_accuracy") for saved in group]))
+    """95 % of the best final accuracy by sample that any federated algorithm reaches; NaN if none has one."""
+    reached = [
+        accuracy
         for group in by_label(runs).values()
-        if not is_bound(group)
+        if not is_bound(group) and math.isfinite(accuracy := float(finals(group, "test_accuracy").mean()))
     ]
-    return 0.95 * max(finals) if finals else math.nan
+    return 0.95 * max(reached) if reached else math.nan
 
 
 def summarise(runs: Sequence[SavedRun], target: float | None = None) -> list[Row]:
-    """One row an algorithm, the most accurate first; `target` is an accuracy, by default `default_target`."""
+    """One row per algorithm, the best first; `target` is an accuracy by sample, by default `default_target`."""
     goal = default_target(runs) if target is None else target
-    groups = by_label(runs)
+    groups, measure = by_label(runs), measure_of(runs)
     reached = {label: _seconds_to(group, goal) for label, group in groups.items()}
     candidates = sorted(
         (label for label in groups if label.lower().startswith("fedavg")), key=lambda name: name != "fedavg"
     )
     baseline = candidates[0] if candidates else None
     needed = reached[baseline] if baseline else math.nan
-    endured = float(np.mean([s.records[-1].seconds for s in groups[baseline]])) if baseline else math.nan
+    endured = _whole_run(groups[baseline]) if baseline else math.nan
     rows = [
-        Row(
-            algorithm=label,
-            test_accuracy=float(np.mean(finals := [tail_mean(s.records, "test_accuracy") for s in group])),
-            test_accuracy_std=float(np.std(finals, ddof=1)) if len(finals) > 1 else math.nan,
+        _row(
+            label,
+            group,
             seconds_to_target=reached[label],
             speedup=math.nan if is_bound(group) else _ratio(needed, reached[label]),
             speedup_bound=_ratio(endured, reached[label]) if math.isnan(needed) and not is_bound(group) else math.nan,
-            straggler_accuracy=float(np.mean([tail_mean(s.records, "straggler_accuracy") for s in group])),
-            discarded=float(np.mean([s.records[-1].discarded for s in group])),
         )
         for label, group in groups.items()
     ]
-    return sorted(rows, key=lambda row: -row.test_accuracy)
+    return sorted(rows, key=lambda row: (math.isnan(badness(row, measure)), badness(row, measure)))
+
+
+def _row(label: str, group: Sequence[SavedRun], **timed: float) -> Row:
+    columns = {name: finals(group, name) for name in _FINALS}
+    means = {name: float(column.mean()) for name, column in columns.items()}
+    spreads = {
+        f"{name}_std": float(columns[name].std(ddof=1)) if len(group) > 1 else math.nan
+        for name in ("device_accuracy", "test_accuracy", "test_loss")
+    }
+    return Row(
+        algorithm=label,
+        seeds=len(group),
+        diverged=sum(run.has_diverged for run in group),
+        discarded=float(np.mean([run.records[-1].discarded for run in group])),
+        **means,
+        **spreads,
+        **timed,
+    )
+
+
+_FINALS = ("device_accuracy", "worst_accuracy", "below_chance", "test_accuracy", "straggler_accuracy", "test_loss")
+
+
+def badness(row: Row, measure: Measure) -> float:
+    """For sorting, the best row first; NaN where a row has no such figure."""
+    value: float = getattr(row, measure)
+    return value if measure == "test_loss" else -value
 
 
 def held(at: Floats, instants: Floats, values: Floats) -> Floats:
@@ -102,12 +161,21 @@ def held(at: Floats, instants: Floats, values: Floats) -> Floats:
 
 def _seconds_to(group: Sequence[SavedRun], target: float) -> float:
     """Seeds have other data and other records; a joint model counts until the next one is recorded."""
+    if any(run.has_diverged for run in group):
+        return math.nan
     seconds = [np.array([record.seconds for record in saved.records]) for saved in group]
     accuracy = [np.array([record.test_accuracy for record in saved.records]) for saved in group]
     instants = np.unique(np.concatenate(seconds))
     mean = np.mean([held(instants, *columns) for columns in zip(seconds, accuracy, strict=True)], axis=0)
     reached = instants[mean >= target]
     return float(reached[0]) if len(reached) else math.nan
+
+
+def _whole_run(group: Sequence[SavedRun]) -> float:
+    """How long the runs of the baseline lasted; NaN if one diverged, as it says nothing then of how long FedAvg needs."""
+    if any(run.has_diverged for run in group):
+        return math.nan
+    return float(np.mean([run.records[-1].seconds for run in group]))
 
 
 def _ratio(seconds: float, to: float) -> float:

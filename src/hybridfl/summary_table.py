@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from hybridfl.summary import Row
+from hybridfl.summary import Measure, Row
 
 
 def json_row(row: Row) -> dict[str, object]:
@@ -20,38 +21,70 @@ def json_row(row: Row) -> dict[str, object]:
     return {name: None if isinstance(v, float) and math.isnan(v) else v for name, v in row_values.items()}
 
 
-def print_table(rows: Sequence[Row], goal: float, title: str, bounds: Collection[str]) -> None:
-    """Print the rows; the best that is no bound (S-SGD is one) stands out."""
+def print_table(rows: Sequence[Row], goal: float, title: str, measure: Measure, bounds: Collection[str]) -> None:
+    """Print the rows, which are ordered by `measure`; the best that is no bound (S-SGD is one) stands out."""
     table = Table(
         title=title,
         title_justify="left",
-        caption="Final: mean over the last 15 % of virtual time; ± standard deviation over seeds.",
+        caption=_caption(measure),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
     )
     table.add_column("\nAlgorithm", overflow="fold")
-    for heading in (
-        "Final\naccuracy",
-        f"Seconds\nto {goal:.1%}",
-        "Speed-up\non FedAvg",
-        "Stragglers'\ndata",
-        "Updates\ndiscarded",
-    ):
+    columns = _columns(goal, measure)
+    for heading in columns:
         table.add_column(heading, justify="right", no_wrap=True)
-    best = max((row.test_accuracy for row in rows if row.algorithm not in bounds), default=math.nan)
+    best = next((row for row in rows if row.algorithm not in bounds and not row.diverged), None)
     for row in rows:
-        spread = "" if math.isnan(row.test_accuracy_std) else f" ±{100 * row.test_accuracy_std:5.1f}"
-        table.add_row(
-            row.algorithm,
-            f"{row.test_accuracy:.1%}{spread}",
-            _or_dash(row.seconds_to_target, ",.0f"),
-            _speedup(row),
-            _or_dash(row.straggler_accuracy, ".1%"),
-            f"{row.discarded:,.0f}",
-            style="bold" if row.test_accuracy == best else None,
-        )
+        cells = [Text(show(row)) for show in columns.values()]
+        table.add_row(Text(row.algorithm), *cells, style="bold" if row is best else None)
     Console().print(table)
+
+
+def _columns(goal: float, measure: Measure) -> dict[str, Callable[[Row], str]]:
+    """What the table says of a row, by heading."""
+    discarded = {"Dis-\ncarded": lambda row: f"{row.discarded:,.0f}"}
+    if measure == "test_loss":
+        return {"Final\ntest loss": lambda row: _final(row, "test_loss"), **discarded}
+    by_device: dict[str, Callable[[Row], str]] = {
+        "Accuracy\nby device": lambda row: _final(row, "device_accuracy"),
+        "Worst\ntenth": lambda row: _or_dash(row.worst_accuracy, ".1%"),
+        "Below\nchance": lambda row: _or_dash(row.below_chance, ".0%"),
+    }
+    return {
+        **(by_device if measure == "device_accuracy" else {}),
+        "Accuracy\nby sample": lambda row: _final(row, "test_accuracy"),
+        f"Seconds\nto {goal:.1%}" if math.isfinite(goal) else "Seconds\nto target": lambda row: _or_dash(
+            row.seconds_to_target, ",.0f"
+        ),
+        "Speed-\nup": _speedup,
+        **discarded,
+    }
+
+
+def _caption(measure: Measure) -> str:
+    """What the figures mean."""
+    means = "Means over the last 15 % of virtual time; ± standard deviation over seeds."
+    if measure == "test_loss":
+        return means
+    speed = "Seconds: until the accuracy by sample is reached; speed-up: FedAvg's over these."
+    if measure == "test_accuracy":
+        return f"{means} {speed}"
+    return (
+        f"{means} By device: each counts alike, on its own test samples; the worst tenth of them; those that a guess would "
+        f"serve better. By sample: a device with many counts for much. {speed}"
+    )
+
+
+def _final(row: Row, measure: Measure) -> str:
+    """`73.7% ± 7.9`, `0.412 ± 0.011`, or how many of the seeds diverged."""
+    if row.diverged:
+        return f"{row.diverged} of {row.seeds}\ndiverged"
+    value, spread = getattr(row, measure), getattr(row, f"{measure}_std")
+    if measure == "test_loss":
+        return _or_dash(value, ".3g") + ("" if math.isnan(spread) else f" ± {spread:.2g}")
+    return _or_dash(value, ".1%") + ("" if math.isnan(spread) else f" ±{100 * spread:4.1f}")
 
 
 def _speedup(row: Row) -> str:

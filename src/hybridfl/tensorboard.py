@@ -58,14 +58,19 @@ class Events:
 
 
 def _scalars(record: Record) -> Iterator[tuple[str, float]]:
-    """`accuracy/test`, `loss/train`, `updates/merged`, ...; what is not known is left out."""
+    """`accuracy/device`, `accuracy/test`, `loss/train`, `updates/merged`, ...; what is not known is left out."""
     for field in fields(Record):
         value = getattr(record, field.name)
         if field.name not in ("version", "seconds") and math.isfinite(value):
             yield _tag(field.name), value
 
 
+_NOT_OF_UPDATES = {"below_chance": "accuracy/below_chance", "diverged_at": "loss/diverged_at"}
+
+
 def _tag(name: str) -> str:
+    if name in _NOT_OF_UPDATES:
+        return _NOT_OF_UPDATES[name]
     for end, group in (("_accuracy", "accuracy"), ("_loss", "loss"), ("_staleness", "staleness")):
         if name.endswith(end):
             return f"{group}/{name.removesuffix(end)}"

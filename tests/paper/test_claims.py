@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from hybridfl.interval import Interval
 from hybridfl.paper import lambda_0, max_delay, search
 from hybridfl.paper.claims import CLAIMS, verdicts
-from hybridfl.paper.interval import Interval
 from hybridfl.paper.learning_curves import FEDAVG, FEDPROX, PRESET, SSGD_
 from hybridfl.paper.results import Result
 from hybridfl.paper.studies import STUDIES

@@ -12,8 +12,8 @@ import numpy as np
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.engines import trainer_for
+from hybridfl.interval import Interval
 from hybridfl.paper import theory
-from hybridfl.paper.interval import Interval
 from hybridfl.paper.results import Result, of
 from hybridfl.paper.study import Arm, Study
 from hybridfl.paper.theory import Constants, Floats, Problem

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from hybridfl.charts import GREY, VERMILLION
+from hybridfl.interval import Interval
 from hybridfl.paper import ablation, convergence, lambda_0, learning_curves, search
-from hybridfl.paper.interval import Interval
 from hybridfl.paper.results import Result, labels, of
 from hybridfl.paper.study import Study
 from hybridfl.paper.verdict import DRIFT, OURS, PRINTED, final

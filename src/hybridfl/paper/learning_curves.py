@@ -20,7 +20,7 @@ from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import ConstantRate, Cosine, FullWork
 from hybridfl.algorithms.sampling import ProportionalToDelay, Uniform
 from hybridfl.algorithms.ssgd import SSGD
-from hybridfl.paper.interval import Interval
+from hybridfl.interval import Interval
 from hybridfl.paper.results import Result, of
 from hybridfl.paper.study import ROUNDS, Arm, Study
 from hybridfl.paper.verdict import (

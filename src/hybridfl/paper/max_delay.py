@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from hybridfl.algorithms.hfl import HFL
-from hybridfl.paper.interval import Interval
+from hybridfl.interval import Interval
 from hybridfl.paper.results import of
 from hybridfl.paper.study import Arm, Study
 from hybridfl.paper.verdict import (

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from hybridfl.errors import InputError
+from hybridfl.interval import Interval
 from hybridfl.paper import results
 from hybridfl.paper.claims import verdicts
 from hybridfl.paper.figures import save
-from hybridfl.paper.interval import Interval
 from hybridfl.paper.results import Result, labels, of
 from hybridfl.paper.study import Study
 from hybridfl.paper.verdict import Book, Ruling, Verdict

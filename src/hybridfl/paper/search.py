@@ -14,7 +14,7 @@ from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import Cosine, FullWork, InverseSqrt, InverseTime, Schedule
 from hybridfl.algorithms.memory import Memory
 from hybridfl.algorithms.sampling import Uniform
-from hybridfl.paper.interval import Interval
+from hybridfl.interval import Interval
 from hybridfl.paper.results import Result, labels
 from hybridfl.paper.study import Arm, Study
 from hybridfl.paper.verdict import above_zero, final, gains

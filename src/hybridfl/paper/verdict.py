@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from hybridfl.paper.interval import Interval
+from hybridfl.interval import Interval
 from hybridfl.paper.results import Result, of
 
 PRINTED, OURS, DRIFT = "HFL as printed", "HFL", "HFL, drift control"

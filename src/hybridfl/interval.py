@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import t
 
 
 @dataclass(frozen=True)
@@ -19,6 +18,8 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
+        from scipy.stats import t  # of an extra, and slow to import
+
         array = np.asarray(values, dtype=np.float64)
         if len(array) < 2:
             return cls(float(array.mean()) if len(array) else math.nan, math.inf)

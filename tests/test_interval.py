@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from hybridfl.paper.interval import Interval
+from hybridfl.interval import Interval
 
 
 def test_three_seeds_by_hand() -> None:
