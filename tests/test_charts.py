@@ -248,7 +248,13 @@ def test_many_devices_are_thinned() -> None:
     assert (spread.accuracy[0], spread.accuracy[-1]) == (0, 1)
 
 
-def test_a_loss_of_zero_wants_a_linear_axis() -> None:
-    assert charts.is_positive([saved("a", [record(0, 0)])], "train_loss")
-    assert not charts.is_positive([saved("a", [record(0, 0, test_loss=0.0)])], "test_loss")
-    assert charts.is_positive([broken()], "train_loss"), "what diverged is not drawn"
+@pytest.mark.parametrize(
+    ("losses", "is_wide"), [((3.0, 1.0), True), ((1.1, 1.0), False), ((1.0, 0.0), False), ((1.0, -2.0), False)]
+)
+def test_a_loss_is_shown_on_a_logarithmic_axis_where_that_suits_it(losses: tuple[float, float], is_wide: bool) -> None:
+    run = saved("a", [record(version, version, test_loss=loss) for version, loss in enumerate(losses)])
+    assert charts.is_wide([run], "test_loss") is is_wide
+
+
+def test_what_diverged_does_not_stretch_an_axis() -> None:
+    assert not charts.is_wide([saved("hfl", [record(0, 0), record(3, 4, diverged_at=3, test_loss=1e30)])], "test_loss")

@@ -7,11 +7,19 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
+import torch
 
 from hybridfl import plots, report
+from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.sampling import Uniform
 from hybridfl.errors import InputError
+from hybridfl.experiment import simulate
+from hybridfl.losses import Loss
 from hybridfl.records import Arrival, SavedRun
 from hybridfl.report import check_comparable, cut_off, render, write_report
+from hybridfl.task import Task
+from hybridfl.timing import PaperDelays
 from saved_runs import broken, comparison, fair, no_classes, record, saved, write
 
 EVIL = "<script>alert('1')</script>"
@@ -206,3 +214,28 @@ def test_a_missing_extra_is_named(missing: str, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(InputError) as caught:
         write_report(write(tmp_path, *comparison()))
     assert str(caught.value) == "The report needs plotly, matplotlib and scipy: pip install 'hybridfl[report]'."
+
+
+def mean_square(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).square().mean(1)
+
+
+def binary_cross_entropy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets, reduction="none").mean(1)
+
+
+def nothing_to_learn(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return 0 * outputs.sum(1)
+
+
+@pytest.mark.parametrize("loss", [mean_square, binary_cross_entropy, nothing_to_learn])
+def test_a_regression_or_several_labels_have_a_report(loss: Loss, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(12, 3, generator=generator) for _ in range(6)]
+    devices = [(each, (each[:, :2] > 0).float()) for each in inputs]
+    torch.manual_seed(0)
+    task = Task.from_devices(devices, torch.nn.Linear(3, 2), loss=loss)
+    for label, algorithm in (("hfl", HFL()), ("fedavg", FedAvg(Uniform(2)))):
+        simulate(task, algorithm, PaperDelays(0.5, 3), seconds=6, label=label, out=tmp_path / label)
+    write_report(tmp_path)
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"loss-time", "staleness", "timeline"}

@@ -36,9 +36,11 @@ def is_share(quantity: Quantity) -> bool:
     return quantity.endswith("_accuracy")
 
 
-def is_positive(runs: Sequence[SavedRun], quantity: Quantity) -> bool:
-    """Whether a logarithmic axis can show it."""
-    return all(not value <= 0 for run in runs for value in _column(run, quantity).tolist())
+def is_wide(runs: Sequence[SavedRun], quantity: Quantity) -> bool:
+    """Whether a logarithmic axis suits it: all is above 0, and the greatest at least three times the least."""
+    values = np.concatenate([_column(run, quantity) for run in runs])
+    values = values[np.isfinite(values)]
+    return bool(len(values) and values.min() > 0 and values.max() >= 3 * values.min())
 
 
 def seconds_of(runs: Sequence[SavedRun]) -> str:

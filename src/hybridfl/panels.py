@@ -149,7 +149,7 @@ def curves_figure(runs: Sequence[SavedRun], axis: Axis, quantity: Quantity, targ
         yaxis={
             "title": {"text": QUANTITIES[quantity]},
             "uirevision": quantity,
-            **(ACCURACY_AXIS if is_accuracy else LOSS_AXIS if charts.is_positive(runs, quantity) else {}),
+            **(ACCURACY_AXIS if is_accuracy else LOSS_AXIS if charts.is_wide(runs, quantity) else {}),
         },
         hovermode="x unified",
     )

@@ -246,7 +246,7 @@ def _curves(runs: Sequence[SavedRun], axis: Axis, wanted: Sequence[Quantity]) ->
             axes.xaxis.set_major_formatter(FuncFormatter(lambda version, _: f"{version:,.0f}"))
         if charts.is_share(quantity):
             axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
-        elif charts.is_positive(runs, quantity):
+        elif charts.is_wide(runs, quantity):
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axes.yaxis.set_major_formatter(FuncFormatter(lambda loss, _: f"{loss:g}"))
