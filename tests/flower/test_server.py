@@ -23,6 +23,7 @@ from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.sampling import Everyone
 from hybridfl.engines import trainer_for
 from hybridfl.errors import InputError
@@ -175,6 +176,15 @@ def test_devices_may_train_on_a_gpu(hidden: int | None, tmp_path: Path, monkeypa
     found = model_in(tmp_path / "cuda")
     for name, weights in model_in(tmp_path / "cpu").items():
         torch.testing.assert_close(found[name], weights, rtol=0, atol=5e-6)
+
+
+def test_a_run_that_diverges_ends_there_and_says_so(tmp_path: Path) -> None:
+    wild = HFL(local=FullWork(learning_rate=ConstantRate(1e38)))
+    with pytest.raises(InputError, match="The run has diverged at version 1: its weights are not finite"):
+        Fleet().serve(deployment(tmp_path, wild))
+    last = load(tmp_path).records[-1]
+    assert (last.version, last.diverged_at) == (1, 1)
+    Fleet().serve(deployment(tmp_path, wild))  # it has ended, and is not run again
 
 
 def test_resume_says_how_a_deployment_goes_on(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from hybridfl.flower.standing import Keeper, Standing
 from hybridfl.flower.transport import FlowerTransport
 from hybridfl.flower.wire import Terms
 from hybridfl.folder_lock import locked
-from hybridfl.protocol import Fleet, Update
+from hybridfl.protocol import Fleet, Update, Vector
 from hybridfl.records import Record, changed_code, check_folder, fingerprint
 from hybridfl.run import Moment, run
 from hybridfl.run_folder import RunFolder
@@ -76,12 +76,13 @@ def serve(
         transport = FlowerTransport(grid, terms, keeper.roster, keeper.now, deployment.patience, clock, sleep)
         scoring = Scoring(deployment)
 
-        def record(draft: Draft, heard: Heard) -> None:
+        def record(draft: Draft, heard: Heard) -> Record:
             snapshot = draft.scored(scoring(draft.weights, heard, transport.fleet))
             files.write(snapshot.record, snapshot.arrivals)
             log.info(
                 "%s, %d of %d online", _said(snapshot.record), len(transport.online_devices), len(transport.roster)
             )
+            return snapshot.record
 
         standing = keeper.standing(transport.fleet)
         if standing is None:
@@ -92,9 +93,14 @@ def serve(
             keeper.save(standing, transport.fleet, transport.roster, now=0.0)
         else:
             transport.wait_for(range(len(transport.roster)), deployment.patience.restart)
-        weights = _play(deployment, transport, keeper, standing, record)
+        weights, last = _play(deployment, transport, keeper, standing, record)
         files.finish(unflatten(deployment.model, weights), keeper.wall_seconds)
         keeper.journal.forget_all()
+        if last.has_diverged:
+            raise InputError(
+                f"The run has diverged at version {last.version}: its weights are not finite, and it has ended. Use a smaller "
+                "learning rate, clip the gradients, or refuse bad updates by a guard, and run into another folder."
+            )
         log.info("Done. `hybridfl report %s` draws what happened.", deployment.out)
 
 
@@ -112,9 +118,9 @@ def _play(
     transport: FlowerTransport,
     keeper: Keeper,
     standing: Standing,
-    record: Callable[[Draft, Heard], None],
-) -> Any:
-    """Turn after turn to the end; the last weights."""
+    record: Callable[[Draft, Heard], Record],
+) -> tuple[Vector, Record]:
+    """Turn after turn to the end, or to the first version that is not finite: its weights, and the last record."""
     tally, heard, due, version = standing.tally, standing.heard, standing.due, standing.state.version
     journaled = Journaled(transport, keeper.journal, keeper.past, standing.jobs, deployment.seconds)
     every, barred = deployment.evaluate_every, standing.state.fleet.barred
@@ -130,20 +136,22 @@ def _play(
             tally.check_progress()
         is_last = _is_last(deployment, moment)
         if is_last or (state.version > version and now >= due):
-            record(tally.draft(state.version, now, state.weights), heard)
+            last = record(tally.draft(state.version, now, state.weights), heard)
             due = (math.floor(now / every) + 1) * every if every else now
-        if is_last:
-            break
+            if is_last or last.has_diverged:
+                return state.weights, last
         version = state.version
         if journaled.is_live and keeper.age >= deployment.checkpoint_every:
             jobs = tuple(journaled.in_flight.values())
             now_standing = Standing(state, moment.outbox, jobs, tally, heard, due)
             keeper.save(now_standing, transport.fleet, transport.roster, now)
-    return moment.state.weights
+    raise AssertionError("The loop has no end of its own.")
 
 
 def _said(record: Record) -> str:
     """What is known of a version, in a line."""
+    if record.has_diverged:
+        return f"version {record.version} after {record.seconds:.1f} s: diverged"
     scores = f"accuracy {record.test_accuracy:.1%}, test loss {record.test_loss:.3f}, "
     return (
         f"version {record.version} after {record.seconds:.1f} s: {'' if math.isnan(record.test_loss) else scores}"
