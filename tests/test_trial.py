@@ -1,4 +1,5 @@
 import random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from hybridfl import (
     simulate,
 )
 from hybridfl.flower.client import trained
-from hybridfl.protocol import Job, Work
+from hybridfl.protocol import Fleet, Inbox, Job, Work
 from hybridfl.trial import chance_of, check_trial
 from hybridfl.vectors import flatten
 
@@ -212,3 +213,32 @@ def test_what_chance_is() -> None:
     assert chance_of(Net(), samples) == pytest.approx(1 / 3)
     regression = Samples.from_devices([(x, x[:, 0]) for x, _ in DEVICES])
     assert np.isnan(chance_of(nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)), regression))
+
+
+class LaterNoise(Net):
+    """Noise that two samples do not show."""
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return hidden + torch.rand_like(hidden) if len(hidden) > 2 else hidden
+
+
+class Coin:
+    """An algorithm that draws from the global generator."""
+
+    def init(self, weights: Tensor, fleet: Fleet) -> Any:
+        return ALGORITHM.init(weights, fleet)
+
+    def step(self, state: Any, inbox: Inbox) -> Any:
+        torch.rand(1)
+        return ALGORITHM.step(state, inbox)
+
+
+@pytest.mark.parametrize("width", [8, 4000], ids=["small", "large"])
+def test_randomness_that_the_trial_cannot_see_is_found_when_it_is_drawn(width: int) -> None:
+    with pytest.raises(InputError, match="A model or its loss drew from PyTorch's global generator"):
+        simulate(Task.from_devices(DEVICES, LaterNoise(width)), ALGORITHM, PaperDelays(), rounds=2)
+
+
+def test_an_algorithm_that_draws_unkeyed_is_found() -> None:
+    with pytest.raises(InputError, match="An algorithm or a fleet drew from PyTorch's global generator"):
+        simulate(Task.from_devices(DEVICES, Net()), Coin(), PaperDelays(), rounds=2)

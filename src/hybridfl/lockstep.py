@@ -25,6 +25,7 @@ from hybridfl.protocol import Job, Update, Vector
 from hybridfl.tally import Draft, Snapshot
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer
+from hybridfl.trial import watched_for_randomness
 from hybridfl.vectors import flatten
 
 Event = Snapshot | Savepoint | Ended
@@ -47,6 +48,8 @@ class NoSaves:
     def savepoint(self, plan: Run, stage: Stage) -> None:
         return None
 
+
+MODEL = "A model or its loss"
 
 MakeTrainer = Callable[[Task, int], JointTrainer]
 """The trainer for a task and a seed."""
@@ -145,9 +148,11 @@ def _in_lockstep(
         while waiting and len(players) < width:
             players.append(_Player.of(waiting.popleft(), device, make_trainer, saves))
         with _undisturbed(plans, device):
-            said = [(player, each) for player in players for each in player.sayings()]
+            with watched_for_randomness("An algorithm or a fleet"):
+                said = [(player, each) for player in players for each in player.sayings()]
             scored = [(player, each) for player, each in said if not isinstance(each, Savepoint)]
-            scorings = iter(_score_together([(player.evaluator, each.weights) for player, each in scored]))
+            with watched_for_randomness(MODEL):
+                scorings = iter(_score_together([(player.evaluator, each.weights) for player, each in scored]))
         earlier = len(pending)
         pending += [
             _Pending(player, each, None if isinstance(each, Savepoint) else next(scorings)) for player, each in said
@@ -156,7 +161,7 @@ def _in_lockstep(
             yield from pending.popleft().events()
             earlier -= 1
         players = [player for player in players if player.wanted and not player.has_ended]
-        with _undisturbed(plans, device):
+        with _undisturbed(plans, device), watched_for_randomness(MODEL):
             _train_together(players)
         for _ in range(earlier):
             yield from pending.popleft().events()

@@ -49,6 +49,18 @@ def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
                 )
 
 
+@contextmanager
+def watched_for_randomness(who: str) -> Iterator[None]:
+    """Raise `InputError` if PyTorch's global generator was drawn from: two samples do not show every branch of a forward."""
+    before = torch.get_rng_state()
+    yield
+    if not torch.equal(before, torch.get_rng_state()):
+        raise InputError(
+            f"{who} drew from PyTorch's global generator, which no seed of a run decides, so the same run would give other "
+            "numbers each time: draw from a generator that is seeded by the job or the fleet, or take the noise out."
+        )
+
+
 def chance_of(model: nn.Module, samples: Samples) -> float:
     """1/C where a model tells C classes apart, NaN where targets are no classes: how often a guess is right."""
     inputs, targets = samples.take(torch.from_numpy(samples.index[:2]))
