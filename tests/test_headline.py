@@ -19,7 +19,7 @@ def words(*runs: SavedRun, target: float = math.nan) -> str:
 def test_the_headline_compares_with_the_best_rival_and_with_fedavg() -> None:
     assert words(*comparison(), target=0.5) == (
         "Over 2 seeds, hfl ends at a test accuracy of 75.0 % ± 7.1, beside fedavg at 40.0 %. "
-        "It is the first at the target of 50.0 % by sample after 1.0 virtual seconds; FedAvg does not reach it, in a run "
+        "hfl is the first at the target of 50.0 % by sample after 1.0 virtual seconds; FedAvg does not reach it, in a run "
         "10.0 × as long. With all the data in one place, s-sgd reaches 90.0 %: the upper bound."
     )
     assert "FedAvg needs 3.0 × as long." in words(*comparison(), target=0.2)

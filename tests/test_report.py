@@ -131,7 +131,7 @@ class TestPage:
         page = Page(text)
         words = page.text.replace("\N{NO-BREAK SPACE}", " ")
         assert "hfl1 of 2 diverged" in words
-        assert "hfl, seed 1, diverged at version 3, after 4 virtual seconds" in words
+        assert "hfl diverged on 1 of 2 seeds (seed 1 at version 3): its weights" in words
         assert "hfl diverged on 1 of 2 seeds" in words
         assert "no record after" not in words, "it has ended, it was not cut off"
         marks = [

@@ -32,7 +32,8 @@ def headline(runs: Sequence[SavedRun], rows: Sequence[Row], target: float) -> st
             *_diverged_sentence(rivals),
             *_target_sentences(hero, rivals, target, charts.seconds_of(runs)),
             *(
-                f"With all the data in one place, {_name(row)} reaches {shown(row, measure)}: the upper bound."
+                f"With all the data in one place, {_name(row)} reaches {shown(row, measure)}"
+                f"{' by device' if measure == 'device_accuracy' else ''}: the upper bound."
                 for row in rows
                 if row is not hero and row not in contestants and not row.diverged
             ),
@@ -106,8 +107,7 @@ def _target_sentences(hero: Row, rivals: Sequence[Row], target: float, seconds: 
         own = f"reaches it after {hero.seconds_to_target:.1f}" if hero in reached else "does not reach it"
         yield f"{_name(first)} is the first at {first_at}; {_name(hero)} {own}."
         return
-    is_alone = not rivals
-    reaches = f"It reaches {first_at}" if is_alone else f"It is the first at {first_at}"
+    reaches = f"{_name(hero)} is the first at {first_at}" if rivals else f"It reaches {first_at}"
     if math.isfinite(hero.speedup_bound):
         yield f"{reaches}; FedAvg does not reach it, in a run {times(hero.speedup_bound)} as long."
     elif math.isfinite(hero.speedup) and hero.speedup != 1:

@@ -84,14 +84,16 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
 
 
 def diverged(runs: Sequence[SavedRun]) -> list[str]:
-    """A line for every run whose weights or losses were no numbers in the end: it has no final figures."""
-    return [
-        f"{run.label}, seed {run.seed}, diverged at version {run.records[-1].version}, after "
-        f"{run.records[-1].seconds:g} {charts.seconds_of([run])}: its weights or losses are not finite. Its row has no "
-        "means, and its curve ends with a mark."
-        for run in runs
-        if run.has_diverged
-    ]
+    """A line for every algorithm whose weights or losses were no numbers in the end: it has no final figures."""
+    lines = []
+    for label, group in by_label(runs).items():
+        where = [f"seed {run.seed} at version {run.records[-1].version}" for run in group if run.has_diverged]
+        if where:
+            lines.append(
+                f"{label} diverged on {len(where)} of {len(group)} seeds ({', '.join(where)}): its weights or losses are not "
+                "finite. Its row has no means, and its curve ends with a mark."
+            )
+    return lines
 
 
 def cut_off(runs: Sequence[SavedRun]) -> list[str]:
@@ -118,9 +120,10 @@ def _table(runs: Sequence[SavedRun], rows: Sequence[Row]) -> str:
     head = "".join(f"<th>{head}</th>" for head in ("algorithm", *columns))
     lines = []
     for row in sorted(rows, key=lambda row: is_bound(groups[row.algorithm])):
-        colour = looks[row.algorithm].colour
+        look = looks[row.algorithm]
         bound = ' <span class="spread">upper bound</span>' if is_bound(groups[row.algorithm]) else ""
-        name = f'<span class="swatch" style="color:{colour}"></span>{escape(row.algorithm)}{bound}'
+        swatch = f'<span class="swatch {look.dash}" style="color:{look.colour}"></span>'
+        name = f"{swatch}{escape(row.algorithm)}{bound}"
         kind = ' class="main"' if row.algorithm == main else ""
         cells = "".join(f"<td>{cell}</td>" for cell in (name, *(show(row) for show in columns.values())))
         lines.append(f"<tr{kind}>{cells}</tr>")
