@@ -268,7 +268,7 @@ def test_the_closed_form_is_taken_for_logistic_regression_only() -> None:
 @pytest.mark.parametrize(
     ("inputs", "model"),
     [
-        (torch.zeros(6, 4, dtype=torch.float64), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))),
+        (torch.zeros(6, 4, dtype=torch.int64), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))),
         (torch.zeros(6, 5), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))),
         (torch.zeros(6, 4), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(4, 2))),
         (torch.zeros(6, 2, 3), nn.Sequential(nn.Linear(6, 2))),

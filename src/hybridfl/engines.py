@@ -14,7 +14,7 @@ from hybridfl.evaluation import Audience, Evaluation, Evaluator, ModuleForward
 from hybridfl.models import LogisticRegression
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer, LocalSGD
-from hybridfl.trial import chance_of, check_trainable, check_trial
+from hybridfl.trial import chance_of, check_trainable, check_trial, num_classes_of
 
 CPU = torch.device("cpu")
 
@@ -90,7 +90,13 @@ def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
 
 def check_task(task: Task) -> None:
     """Raise `InputError` if a task cannot be trained, whichever engine it gets: every way to run one comes by here."""
-    if type(task.model) is LogisticRegression and closed_form(task) is not None:
-        check_trainable(task.model)  # the closed form looks at every sample and every class itself
+    model = task.model_with(task.first_weights)
+    if type(model) is LogisticRegression and closed_form(task) is not None:
+        check_trainable(model)  # no trial: it is known what it computes
+        num_classes = None if task.train.targets.is_floating_point() else model.linear.out_features
     else:
-        check_trial(task.model, task.loss, task.train)
+        check_trial(model, task.loss, task.train)
+        num_classes = num_classes_of(model, task.loss, task.train)
+    if num_classes is not None:
+        task.train.check_classes(num_classes)
+        task.test.check_classes(num_classes)

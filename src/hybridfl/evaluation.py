@@ -16,7 +16,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.losses import Loss, loss_by_sample
 from hybridfl.protocol import Vector
 from hybridfl.threads import CORES, ModelOfEachThread, pool
-from hybridfl.vectors import unflatten
+from hybridfl.vectors import fill
 
 _CHUNK = 512
 """Samples in one forward pass: a recurrent model needs 80 MB of room for so many Shakespearean windows."""
@@ -183,12 +183,8 @@ class ModuleForward:
         )
         return torch.cat(losses), torch.cat(right)
 
-    @torch.no_grad()
     def _loaded(self, weights: Vector) -> nn.Module:
-        model = self._models.own()
-        for parameter, piece in zip(model.parameters(), unflatten(model, weights).values(), strict=True):
-            parameter.copy_(piece)
-        return model
+        return fill(self._models.own(), weights)
 
     @torch.no_grad()
     def _score(self, model: nn.Module, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,10 +51,12 @@ def code_of(**parts: object) -> dict[str, str]:
 
 
 def repr_of(value: object) -> str:
-    """`repr(value)` without memory addresses, so that the same value has the same text tomorrow."""
-    named = re.sub(
-        r"<(?:function|built-in function) ([^<>]*(?:<\w+>[^<>]*)*?)(?: at 0x[0-9a-fA-F]+)?>", r"\1", repr(value)
-    )
+    """`repr(value)` without memory addresses, so that the same value has the same text tomorrow.
+
+    NumPy's numbers are written as Python's: they are the same value.
+    """
+    plain = re.sub(r"np\.(?:float64|int\d+|uint\d+|bool)\(([^()]*)\)", r"\1", repr(value))
+    named = re.sub(r"<(?:function|built-in function) ([^<>]*(?:<\w+>[^<>]*)*?)(?: at 0x[0-9a-fA-F]+)?>", r"\1", plain)
     return re.sub(r" at 0x[0-9a-fA-F]+", "", named)
 
 
@@ -74,6 +76,8 @@ class _Walk:
         """What a value contributes to the digest of what holds it. What it reaches is followed."""
         if isinstance(value, enum.Enum):
             return f"{self._class(type(value))}.{value.name}"
+        if isinstance(value, np.float64 | np.integer | np.bool_):
+            return repr(value.item())
         if isinstance(value, _PLAIN + _PLAIN_TOO):
             return repr(value)
         if isinstance(value, type):

@@ -238,8 +238,9 @@ def load_config(folder: Path) -> Config:
     raise InputError(f"'{folder / 'run.json'}' is not a run's configuration: remove the folder, or choose another.")
 
 
-def load(folder: Path) -> SavedRun:
+def load(folder: str | Path) -> SavedRun:
     """Read one run's folder; a last line that was cut off in the middle is left out."""
+    folder = Path(folder)
     config = load_config(folder)
     try:
         records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / "records.jsonl"))
@@ -250,8 +251,9 @@ def load(folder: Path) -> SavedRun:
     return SavedRun(config, records, arrivals, devices)
 
 
-def load_all(folder: Path) -> list[SavedRun]:
+def load_all(folder: str | Path) -> list[SavedRun]:
     """All runs in or below a folder, in the order of their paths; runs without a record are left out."""
+    folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"There is no folder '{folder}': run `hybridfl run --out {folder}` first.")
     runs = [load(path.parent) for path in sorted(folder.rglob("run.json"))]

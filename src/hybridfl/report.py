@@ -24,8 +24,9 @@ NOTHING = "–"
 GAP = "\N{NO-BREAK SPACE}"
 
 
-def write_report(folder: Path, target: float | None = None) -> Path:
+def write_report(folder: str | Path, target: float | None = None) -> Path:
     """Read all runs in or below a folder; write its `report.html` and, in `figures`, the figures for print."""
+    folder = Path(folder)
     if find_spec("plotly") is None or find_spec("matplotlib") is None:
         raise InputError("The report needs plotly and matplotlib: pip install 'hybridfl[report]'.")
     from hybridfl.plots import write_figures

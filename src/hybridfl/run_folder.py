@@ -4,7 +4,7 @@ run.json            its configuration
 records.jsonl       one line an evaluation
 arrivals.jsonl      one line a job's end
 checkpoints/        what it goes on from, while it is under way
-model.safetensors   the weights it ended with, by name
+model.safetensors   the model it ended with: what `load_state_dict` takes
 devices.jsonl       one line per device that has test samples: how those weights do on them
 finished.json       that it has ended
 """
@@ -107,14 +107,12 @@ class RunFolder:
         """How far the files are, and that for certain: what a checkpoint builds on must be on the disk before it."""
         return {lines.path.name: lines.synced() for lines in self._lines}
 
-    def finish(
-        self, parameters: Mapping[str, Tensor], wall_seconds: float, devices: Sequence[DeviceScore] = ()
-    ) -> None:
-        """The run has ended: keep its weights and what they do for each device, and no checkpoints."""
+    def finish(self, model: Mapping[str, Tensor], wall_seconds: float, devices: Sequence[DeviceScore] = ()) -> None:
+        """The run has ended: keep its model and what it does for each device, and no checkpoints."""
         with self._said_in_one_line():
             if devices:
                 write_aside(self.folder / DEVICES, "".join(map(line_of, devices)).encode())
-            write_aside(self.folder / MODEL, save({k: v.contiguous() for k, v in parameters.items()}))
+            write_aside(self.folder / MODEL, save(dict(model)))
             said = {**self.positions(), "wall_seconds": round(wall_seconds, 3)}
             write_aside(self.folder / FINISHED, (json.dumps(said, indent=2) + "\n").encode())
         shutil.rmtree(self.checkpoints, ignore_errors=True)

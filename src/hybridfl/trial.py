@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.evaluation import class_axis
-from hybridfl.losses import Loss, loss_by_sample
+from hybridfl.losses import Loss, cross_entropy, loss_by_sample
 
 
 def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
@@ -47,6 +47,15 @@ def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
                     f"The model's forward changes its buffer '{name}', which belongs to no device: keep such statistics out "
                     "of the model."
                 )
+
+
+def num_classes_of(model: nn.Module, loss: Loss, samples: Samples) -> int | None:
+    """How many classes a model tells apart that is trained with our cross-entropy; None where targets are no classes."""
+    inputs, targets = samples.take(torch.from_numpy(samples.index[:2]))
+    if loss is not cross_entropy or targets.is_floating_point():
+        return None  # a loss of the user's may allow labels that are no class, to ignore them for example
+    with torch.no_grad(), _global_streams():
+        return int(copy.deepcopy(model).eval()(inputs).shape[1])
 
 
 def chance_of(model: nn.Module, samples: Samples) -> float:

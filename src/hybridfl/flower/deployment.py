@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from hybridfl.algorithms.growing import Growing
 from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.data.federated import Samples
-from hybridfl.errors import InputError, require_positive, require_seed
+from hybridfl.errors import InputError, require_positive, require_seed, require_whole
 from hybridfl.flower.patience import Patience
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.plan import versions
@@ -56,7 +56,10 @@ class Deployment:
         if self.seconds is None and self.rounds is None:
             raise InputError("The deployment has no end: give seconds, rounds or both.")
         require_seed(self.seed)
-        for name in ("rounds", "seconds", "devices", "checkpoint_every", "enrol_seconds"):
+        require_whole("devices", self.devices)
+        if self.rounds is not None:
+            require_whole("rounds", self.rounds)
+        for name in ("seconds", "checkpoint_every", "enrol_seconds"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
         if self.test is None:
