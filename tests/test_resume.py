@@ -83,10 +83,12 @@ def test_fresh_begins_anew(broken: Path, whole: dict[str, bytes]) -> None:
 
 
 def test_simulate_goes_on_from_python(broken: Path, whole: dict[str, bytes]) -> None:
-    records = simulate(TASK, PLAN.algorithm, PLAN.timing, rounds=8, evaluate_every=0.5, out=broken, device="cpu")
+    records = simulate(
+        TASK, PLAN.algorithm, PLAN.timing, rounds=8, evaluate_every=0.5, out=broken, device="cpu"
+    ).records
     assert contents(broken) == whole
-    assert records == list(load(broken).records)
-    again = simulate(TASK, PLAN.algorithm, PLAN.timing, rounds=8, evaluate_every=0.5, out=broken, device="cpu")
+    assert records == load(broken).records
+    again = simulate(TASK, PLAN.algorithm, PLAN.timing, rounds=8, evaluate_every=0.5, out=broken, device="cpu").records
     assert repr(again) == repr(records)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -166,12 +167,20 @@ class ModuleForward:
         hands = [range(first, len(chunks), CORES) for first in range(CORES)]
         scores: dict[int, tuple[Tensor, Tensor]] = {}
 
+        stop = threading.Event()
+
         def score(hand: range) -> None:
             model = self._loaded(weights)
-            scores.update({number: self._score(model, samples, chunks[number]) for number in hand})
+            for number in hand:
+                if not stop.is_set():
+                    scores[number] = self._score(model, samples, chunks[number])
 
-        for done in [pool().submit(score, hand) for hand in hands if hand]:
-            done.result()
+        try:
+            for done in [pool().submit(score, hand) for hand in hands if hand]:
+                done.result()
+        except BaseException:
+            stop.set()  # an interrupt: the process could not end before its threads do
+            raise
         losses, right = zip(*(scores[number] for number in range(len(chunks))), strict=True)
         return torch.cat(losses), torch.cat(right)
 

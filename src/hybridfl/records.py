@@ -153,6 +153,12 @@ def check_folder(folder: Path, config: Config) -> None:
     if (folder / "run.json").exists():
         found, wanted = _flat(identity(load_config(folder))), _flat(identity(config))
         for name in wanted:
+            if wanted[name] != found.get(name) and name == "task checksum":
+                raise InputError(
+                    f"'{folder}' holds results of other data or other first weights (its checksum was {found.get(name)!r}, now "
+                    f"{wanted[name]!r}): make them the same, with `torch.manual_seed(0)` before a model is made at random, or "
+                    "choose another folder."
+                )
             if wanted[name] != found.get(name):
                 raise InputError(
                     f"'{folder}' holds results of another configuration ({name} was {found.get(name)!r}, now "

@@ -11,6 +11,7 @@ finished.json       that it has ended
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -20,8 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from hybridfl.checkpoints import write_aside
 from hybridfl.errors import InputError
@@ -47,6 +49,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.folder / CHECKPOINTS
+
+    @property
+    def has_checkpoints(self) -> bool:
+        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     @property
     def is_begun(self) -> bool:
@@ -116,6 +122,16 @@ class RunFolder:
             said = {**self.positions(), "wall_seconds": round(wall_seconds, 3)}
             write_aside(self.folder / FINISHED, (json.dumps(said, indent=2) + "\n").encode())
         shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def read_model(self, model: nn.Module) -> nn.Module:
+        """A copy of the task's `model` as it was when the run ended, in eval mode."""
+        try:
+            saved = load_file(self.folder / MODEL)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"'{self.folder / MODEL}' cannot be read ({error}): run again with fresh=True.") from None
+        copied = copy.deepcopy(model)
+        copied.load_state_dict(saved, strict=False)  # earlier versions left out buffers
+        return copied.eval()
 
     @contextmanager
     def _said_in_one_line(self) -> Iterator[None]:
