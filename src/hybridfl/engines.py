@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hybridfl.closed_form import checked_classes
 from hybridfl.dense import Dense
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Audience, Evaluation, Evaluator, ModuleForward
 from hybridfl.models import LogisticRegression
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer, LocalSGD
-from hybridfl.trial import chance_of, check_trainable, check_trial, num_classes_of
+from hybridfl.trial import chance_of, check_labels, check_trainable, check_trial
 
 CPU = torch.device("cpu")
 
@@ -93,10 +94,8 @@ def check_task(task: Task) -> None:
     model = task.model_with(task.first_weights)
     if type(model) is LogisticRegression and closed_form(task) is not None:
         check_trainable(model)  # no trial: it is known what it computes
-        num_classes = None if task.train.targets.is_floating_point() else model.linear.out_features
+        for samples in (task.train, task.test):
+            checked_classes(samples, model.linear.out_features)
     else:
         check_trial(model, task.loss, task.train)
-        num_classes = num_classes_of(model, task.loss, task.train)
-    if num_classes is not None:
-        task.train.check_classes(num_classes)
-        task.test.check_classes(num_classes)
+        check_labels(model, task.loss, task.train, task.test)

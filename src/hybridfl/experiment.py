@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,9 @@ def simulate(
     if not fresh and files.is_finished:
         log.warning("'%s' holds this run already: it is read back, not run again (fresh=True runs it again).", out)
     try:
-        for _ in records:
-            pass
+        with contextlib.closing(records):
+            for _ in records:
+                pass
     except KeyboardInterrupt:
         goes_on = (
             "goes on from its last checkpoint" if files.has_checkpoints else "begins again: no checkpoint was due yet"
@@ -130,22 +132,23 @@ def _in_memory(plan: Run, device: str) -> Result:
 
 def save_all(
     plans: Sequence[Run],
-    folders: Sequence[Path],
+    folders: Sequence[str | Path],
     device: str = "auto",
     ray: str | None = None,
     checkpoint_every: int | None = None,
     fresh: bool = False,
-) -> Iterator[tuple[Run, Record]]:
+) -> Generator[tuple[Run, Record]]:
     """Play runs together, writing each one's folder as it goes. A run that could not start is an error now, not later.
 
     A run that has ended in its folder is not run again (its last record is all that is yielded), one that was interrupted
-    goes on from its last checkpoint; with `fresh`, all begin anew.
+    goes on from its last checkpoint; with `fresh`, all begin anew. After a `break` the same call goes on.
     `ray`: the address of a Ray cluster to spread them over, or `auto`; see `ray_cluster.py`.
     """
-    check_apart([plan.name for plan in plans], folders)
+    paths = [Path(folder) for folder in folders]
+    check_apart([plan.name for plan in plans], paths)
     place = device_named(device) if ray is None else CPU
-    saves = FolderSaves(plans, folders, place, Often(checkpoint_every))
-    for plan, folder in zip(plans, folders, strict=True):
+    saves = FolderSaves(plans, paths, place, Often(checkpoint_every))
+    for plan, folder in zip(plans, paths, strict=True):
         _ = plan.stage  # a run that could not start is an error before anything is written
         check_folder(folder, plan.config)
         if not fresh:
@@ -154,7 +157,7 @@ def save_all(
     def play(left: Sequence[Run]) -> Iterator[tuple[Run, Event]]:
         return execute_all(left, place, saves=saves) if ray is None else _on_ray(left, device, ray, saves)
 
-    return _saved(plans, folders, saves, play, fresh)
+    return _saved(plans, paths, saves, play, fresh)
 
 
 def _check_code(folder: Path, files: RunFolder) -> None:
@@ -175,7 +178,7 @@ def _saved(
     saves: FolderSaves,
     play: Callable[[Sequence[Run]], Iterator[tuple[Run, Event]]],
     fresh: bool,
-) -> Iterator[tuple[Run, Record]]:
+) -> Generator[tuple[Run, Record]]:
     with locked(folders):
         for plan in plans:
             saves.files(plan).announce()

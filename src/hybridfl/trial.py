@@ -25,6 +25,8 @@ def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
     """
     check_trainable(model)
     inputs, targets = samples.take(torch.from_numpy(samples.index[:2]))
+    if _are_labels(loss, targets):
+        targets = torch.zeros_like(targets)  # `check_labels` looks at all labels together
     ours = copy.deepcopy(model)
     for training in (True, False):
         ours.train(training)
@@ -49,13 +51,19 @@ def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
                 )
 
 
-def num_classes_of(model: nn.Module, loss: Loss, samples: Samples) -> int | None:
-    """How many classes a model tells apart that is trained with our cross-entropy; None where targets are no classes."""
-    inputs, targets = samples.take(torch.from_numpy(samples.index[:2]))
-    if loss is not cross_entropy or targets.is_floating_point():
-        return None  # a loss of the user's may allow labels that are no class, to ignore them for example
-    with torch.no_grad(), _global_streams():
-        return int(copy.deepcopy(model).eval()(inputs).shape[1])
+def check_labels(model: nn.Module, loss: Loss, *held: Samples) -> None:
+    """Raise `InputError` unless every target is a class that the model has an output for."""
+    inputs, targets = held[0].take(torch.from_numpy(held[0].index[:2]))
+    if _are_labels(loss, targets):
+        with torch.no_grad(), _global_streams():
+            outputs = copy.deepcopy(model).eval()(inputs)
+        for samples in held:
+            samples.check_classes(outputs.shape[1])
+
+
+def _are_labels(loss: Loss, targets: Tensor) -> bool:
+    """Whether targets must be classes. A loss of the user's own may allow others, to ignore them for example."""
+    return loss is cross_entropy and not targets.is_floating_point()
 
 
 def chance_of(model: nn.Module, samples: Samples) -> float:

@@ -97,18 +97,15 @@ class Samples:
 
     def check_classes(self, count: int) -> None:
         """Raise `InputError` unless every target is one of `count` classes, counted from 0."""
-        lowest, highest = self.targets.aminmax() if self.targets.numel() else (0, 0)
+        lowest, highest = self.targets.aminmax() if len(self.targets) else (0, 0)
         if lowest >= 0 and highest < count:
             return
-        held = self.targets[torch.from_numpy(self.index)].flatten(1 if self.targets.dim() > 1 else 0)
-        bad = (held < 0) | (held >= count)
-        places = torch.nonzero(bad if bad.dim() == 1 else bad.any(1)).flatten()
-        if len(places):  # what no device holds does no harm
-            place = int(places[0])
-            label = int(held[place][bad[place]].flatten()[0])
+        held = self.targets[torch.from_numpy(self.index)]
+        places = torch.nonzero((held < 0) | (held >= count)).flatten().tolist()
+        if places:  # what no device holds does no harm
             raise InputError(
-                f"Device {self.device_of[place]} has the label {label}, but the model has {count} outputs, for labels 0 to "
-                f"{count - 1}: give the model more outputs, or number the labels from 0."
+                f"Device {self.device_of[places[0]]} has the label {held[places[0]]}, but the model has {count} outputs, for "
+                f"labels 0 to {count - 1}: give the model more outputs, or number the labels from 0."
             )
 
     def __len__(self) -> int:

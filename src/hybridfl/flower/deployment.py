@@ -19,7 +19,7 @@ from hybridfl.plan import versions
 from hybridfl.protocol import Algorithm
 from hybridfl.provenance import code_of, repr_of
 from hybridfl.records import DEPLOYED, Config
-from hybridfl.trial import check_trainable, check_trial
+from hybridfl.trial import check_labels, check_trainable, check_trial
 from hybridfl.vectors import flatten
 
 
@@ -65,7 +65,9 @@ class Deployment:
         if self.test is None:
             check_trainable(self.model)
         else:
-            check_trial(self.model, self.loss, Samples.from_devices([self.test]))
+            test = Samples.from_devices([self.test])
+            check_trial(self.model, self.loss, test)
+            check_labels(self.model, self.loss, test)
 
     @property
     def guarded(self) -> Algorithm[Any]:
