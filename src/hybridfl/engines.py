@@ -15,7 +15,7 @@ from hybridfl.evaluation import Audience, Evaluation, Evaluator, ModuleForward
 from hybridfl.models import LogisticRegression
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer, LocalSGD
-from hybridfl.trial import chance_of, check_labels, check_trainable, check_trial
+from hybridfl.trial import chance_of, check_first_weights, check_labels, check_trainable, check_trial
 
 CPU = torch.device("cpu")
 
@@ -92,6 +92,7 @@ def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
 def check_task(task: Task) -> None:
     """Raise `InputError` if a task cannot be trained, whichever engine it gets: every way to run one comes by here."""
     model = task.model_with(task.first_weights)
+    check_first_weights(model)
     if type(model) is LogisticRegression and closed_form(task) is not None:
         check_trainable(model)  # no trial: it is known what it computes
         for samples in (task.train, task.test):

@@ -86,10 +86,6 @@ def check_trainable(model: nn.Module) -> None:
             raise InputError(
                 f"Parameter '{name}' is {parameter.dtype}: parameters to train are floating-point numbers."
             )
-        if not bool(torch.isfinite(parameter).all()):
-            raise InputError(
-                f"Parameter '{name}' starts with NaN or infinite numbers: give the model finite first weights."
-            )
     for name, layer in model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise InputError(
@@ -100,6 +96,15 @@ def check_trainable(model: nn.Module) -> None:
         if isinstance(drops, float) and drops > 0:
             raise InputError(
                 f"Layer '{name}' is {type(layer).__name__}: its dropout is not keyed, so runs would not repeat. Set it to 0."
+            )
+
+
+def check_first_weights(model: nn.Module) -> None:
+    """Refuse first weights that are not finite."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise InputError(
+                f"Parameter '{name}' starts with NaN or infinite numbers: give the model finite first weights."
             )
 
 

@@ -19,7 +19,7 @@ from hybridfl.plan import versions
 from hybridfl.protocol import Algorithm
 from hybridfl.provenance import code_of, repr_of
 from hybridfl.records import DEPLOYED, Config
-from hybridfl.trial import check_labels, check_trainable, check_trial
+from hybridfl.trial import check_first_weights, check_labels, check_trainable, check_trial
 from hybridfl.vectors import flatten
 
 
@@ -62,6 +62,7 @@ class Deployment:
         for name in ("seconds", "checkpoint_every", "enrol_seconds"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
+        check_first_weights(self.model)
         if self.test is None:
             check_trainable(self.model)
         else:
