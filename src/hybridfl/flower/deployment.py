@@ -55,6 +55,7 @@ class Deployment:
     def __post_init__(self) -> None:
         if self.seconds is None and self.rounds is None:
             raise InputError("The deployment has no end: give seconds, rounds or both.")
+        object.__setattr__(self, "out", Path(self.out))
         require_seed(self.seed)
         require_whole("devices", self.devices)
         if self.rounds is not None:
