@@ -439,7 +439,7 @@ class TestResume:
         events = save_all([plan], [tmp_path / "broken"], "cpu", checkpoint_every=2)
         for _ in range(8):
             next(events)
-        events.close()  # type: ignore[attr-defined]
+        events.close()
         assert (tmp_path / "broken" / "checkpoints").exists()
         result = hybridfl("resume", tmp_path / "broken")
         assert result.exit_code == 0

@@ -250,7 +250,7 @@ TASK = Task.from_devices(synthetic(1.0, 1.0, 8, seed=2), LogisticRegression(60, 
 
 def test_a_run_in_which_everybody_dies_ends_when_its_time_is_up() -> None:
     fleet = Conditions(ConstantSeconds(), deaths=Deaths(1.0, by=5.0), notice=1.0)
-    records = simulate(TASK, HFL(), fleet, seconds=60)
+    records = simulate(TASK, HFL(), fleet, seconds=60).records
     assert records[-1].seconds == 60.0
     assert 3 < records[-1].lost <= 8
     assert records[-1].version == records[-2].version
@@ -287,7 +287,7 @@ def test_everybody_in_quarantine_ends_a_run_although_they_come_and_go() -> None:
     fleet = Conditions(ConstantSeconds(), availability=DayNight(20.0), hostile=Hostile(1.0, NotANumber()))
     with pytest.raises(InputError, match=r"Nobody is left to train.*8 are in quarantine"):
         simulate(TASK, HFL(), fleet, rounds=10, guard=Guard(quarantine=1))
-    record = simulate(TASK, HFL(), fleet, seconds=500, guard=Guard(quarantine=1))[-1]
+    record = simulate(TASK, HFL(), fleet, seconds=500, guard=Guard(quarantine=1)).records[-1]
     assert (record.version, record.refused, record.barred) == (0, 8, 8)
 
 
@@ -312,7 +312,7 @@ def test_nobody_waits_for_who_is_in_quarantine_however_often_they_come(tmp_path:
 def test_many_losses_at_one_instant_do_not_end_a_run() -> None:
     task = Task.from_devices([(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))] * 2500, LogisticRegression(3, 2))
     fleet = Conditions(ConstantSeconds(), lost=0.5, notice=1.0)
-    assert simulate(task, FedAvg(Everyone()), fleet, rounds=2)[-1].lost > 1000
+    assert simulate(task, FedAvg(Everyone()), fleet, rounds=2).records[-1].lost > 1000
 
 
 @dataclass(frozen=True)

@@ -345,7 +345,7 @@ def test_a_run_on_the_gpu_goes_on_from_a_checkpoint(kind: str, tmp_path: Path) -
         events = save_all([plan], [broken], "cuda", checkpoint_every=2)
         for _ in range(6):
             next(events)
-        events.close()  # type: ignore[attr-defined]
+        events.close()
         assert list(broken.glob("checkpoints/*.json"))
         for _ in save_all([plan], [broken], "cuda"):
             pass
@@ -359,6 +359,6 @@ def test_a_run_begun_on_the_gpu_does_not_go_on_on_the_cpu(tmp_path: Path) -> Non
     events = save_all([plan], [tmp_path], "cuda", checkpoint_every=2)
     for _ in range(6):
         next(events)
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     with pytest.raises(InputError, match="--device cuda"):
         list(save_all([plan], [tmp_path], "cpu"))

@@ -81,6 +81,16 @@ def test_python_examples_run(name: str, code: str, tmp_path: Path, python: list[
     assert result.returncode == 0, result.stderr
 
 
+def test_the_example_with_an_own_model_is_read_back_when_it_is_run_again(tmp_path: Path, python: list[str]) -> None:
+    (code,) = [code for name, code in blocks("python") if name.startswith("README") and "from_devices" in code]
+    (tmp_path / "example.py").write_text(code)
+    command = [*python, str(tmp_path / "example.py")]
+    first, again = (subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True) for _ in range(2))
+    assert again.stdout == first.stdout
+    assert first.stderr == ""
+    assert "holds this run already: it is read back" in again.stderr
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     """The words that run a file of Python, without the seconds that loading PyTorch takes."""

@@ -35,7 +35,7 @@ LOCAL = FullWork(epochs=1)
 
 
 def last(algorithm: Any, **budget: Any) -> Any:
-    return simulate(TASK, algorithm, TIMING, **budget)[-1]
+    return simulate(TASK, algorithm, TIMING, **budget).records[-1]
 
 
 def test_a_run_ends_after_its_rounds() -> None:
@@ -54,13 +54,13 @@ def test_whichever_limit_comes_first() -> None:
 
 
 def test_records_are_made_of_the_first_version_in_every_stretch() -> None:
-    records = simulate(TASK, HFL(local=LOCAL), TIMING, seconds=20, evaluate_every=5)
+    records = simulate(TASK, HFL(local=LOCAL), TIMING, seconds=20, evaluate_every=5).records
     assert [record.seconds for record in records] == [0.0, 1.5, 5.5, 10.5, 15.5, 20.0]
     assert [record.version for record in records] == [0, 1, 5, 10, 15, 19]
 
 
 def test_the_first_record_is_the_untrained_model() -> None:
-    first = simulate(TASK, HFL(local=LOCAL), TIMING, rounds=1)[0]
+    first = simulate(TASK, HFL(local=LOCAL), TIMING, rounds=1).records[0]
     assert first.train_loss == pytest.approx(math.log(10))
     assert (first.version, first.merged, first.bytes_received) == (0, 0, 0)
     assert first.bytes_sent == 10 * 610 * 4
@@ -69,7 +69,7 @@ def test_the_first_record_is_the_untrained_model() -> None:
 
 def test_counts_by_hand() -> None:
     """Everyone, 10 devices, two rounds: 10 sent at the start and after each round; 20 received and merged."""
-    record = simulate(TASK, FedAvg(Everyone(), LOCAL), TIMING, rounds=2)[-1]
+    record = simulate(TASK, FedAvg(Everyone(), LOCAL), TIMING, rounds=2).records[-1]
     assert (record.merged, record.discarded) == (20, 0)
     assert (record.bytes_sent, record.bytes_received) == (30 * 2440, 20 * 2440)
     assert (record.mean_staleness, record.max_staleness) == (0.0, 0)
@@ -101,7 +101,7 @@ def test_a_run_that_can_make_no_version_is_given_up() -> None:
 
 
 def test_a_run_that_can_make_no_version_lasts_until_its_time_is_up() -> None:
-    last = simulate(TASK, FedAvg(Deadline(5, 0.5), LOCAL), TIMING, seconds=1500)[-1]
+    last = simulate(TASK, FedAvg(Deadline(5, 0.5), LOCAL), TIMING, seconds=1500).records[-1]
     assert (last.version, last.seconds) == (0, 1500.0)
     assert last.discarded > 1000
 
@@ -219,7 +219,7 @@ def test_a_model_of_another_width_is_refused() -> None:
 def test_targets_that_are_no_classes_have_no_accuracy() -> None:
     devices = [(torch.randn(20, 3), torch.randn(20)) for _ in range(3)]
     task = Task.from_devices(devices, nn.Sequential(nn.Linear(3, 1), nn.Flatten(0)), loss=_squared)
-    record = simulate(task, HFL(), ConstantSeconds(), rounds=2)[-1]
+    record = simulate(task, HFL(), ConstantSeconds(), rounds=2).records[-1]
     assert math.isnan(record.test_accuracy)
     assert record.train_loss > 0
     assert task.describe()["loss"] == "_squared"
@@ -248,7 +248,7 @@ def test_a_users_own_model_and_tensors() -> None:
     task = Task.from_devices(devices, model)
     assert isinstance(trainer_for(task, 0), LocalSGD)
     algorithm = HFL(local=FullWork(batch_size=8, learning_rate=ConstantRate(0.05)))
-    records = simulate(task, algorithm, PaperDelays(0.5, 3), seconds=15)
+    records = simulate(task, algorithm, PaperDelays(0.5, 3), seconds=15).records
     assert records[-1].test_accuracy > 0.8
     assert records[-1].train_loss < records[0].train_loss
 
@@ -268,7 +268,7 @@ def test_the_closed_form_is_taken_for_logistic_regression_only() -> None:
 @pytest.mark.parametrize(
     ("inputs", "model"),
     [
-        (torch.zeros(6, 4, dtype=torch.float64), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))),
+        (torch.zeros(6, 4, dtype=torch.int64), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))),
         (torch.zeros(6, 5), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))),
         (torch.zeros(6, 4), nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(4, 2))),
         (torch.zeros(6, 2, 3), nn.Sequential(nn.Linear(6, 2))),
@@ -327,14 +327,14 @@ def test_a_finished_run_of_other_code_is_not_read_back(
 ) -> None:
     first, second = (dataclasses.replace(TASK, **changes) for changes in (before, after))
     out = str(tmp_path / "run")
-    records = simulate(first, Mine(Uniform(5)), TIMING, rounds=2, out=out)
+    records = simulate(first, Mine(Uniform(5)), TIMING, rounds=2, out=out).records
     with pytest.raises(
         InputError, match=rf"results of other code \(.*{name}.* changed since\): run it again with fresh"
     ):
         simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out)
-    anew = simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out, fresh=True)
+    anew = simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out, fresh=True).records
     assert anew[-1].train_loss != records[-1].train_loss
-    assert list(simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out)) == list(anew)
+    assert list(simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out).records) == list(anew)
 
 
 def test_an_edited_step_is_other_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,9 +350,9 @@ def test_an_edited_step_is_other_code(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_run_that_is_read_back_is_said_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    first = simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")
+    first = simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run").records
     assert caplog.messages == []
-    assert list(simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")) == list(first)
+    assert list(simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run").records) == list(first)
     assert caplog.messages == [
         f"'{tmp_path / 'run'}' holds this run already: it is read back, not run again (fresh=True runs it again)."
     ]
@@ -383,10 +383,10 @@ def test_code_of_another_python_cannot_be_compared(tmp_path: Path) -> None:
 def test_a_lambda_in_a_configuration_has_a_name_and_no_address(tmp_path: Path) -> None:
     algorithm = FedAvg(Uniform(5), FullWork(learning_rate=lambda version: 0.1))
     out = tmp_path / "run"
-    records = simulate(TASK, algorithm, TIMING, rounds=2, out=out)
+    records = simulate(TASK, algorithm, TIMING, rounds=2, out=out).records
     assert "0x" not in (out / "run.json").read_text()
     again = FedAvg(Uniform(5), FullWork(learning_rate=lambda version: 0.1))
-    assert list(simulate(TASK, again, TIMING, rounds=2, out=out)) == list(records)
+    assert list(simulate(TASK, again, TIMING, rounds=2, out=out).records) == list(records)
     other = FedAvg(Uniform(5), FullWork(learning_rate=lambda version: 0.2))
     with pytest.raises(InputError, match="other code"):
         simulate(TASK, other, TIMING, rounds=2, out=out)

@@ -1,4 +1,5 @@
 import importlib
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -220,3 +221,62 @@ def test_a_text_without_addresses() -> None:
     text = repr_of(FedAvg(local=FullWork(learning_rate=schedule)))
     assert "learning_rate=test_a_text_without_addresses.<locals>.schedule," in text
     assert "0x" not in repr_of([object(), schedule, torch.tanh, lambda x: x, "".join, HFL().init])
+
+
+CONFIGURED = """
+import functools, json, sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from hybridfl import ConstantRate, FedAvg, FullWork, Run, Synthetic, Task
+
+class Bare:
+    def rate(self, version):
+        return 0.1
+
+@dataclass(frozen=True)
+class Mine(FedAvg):
+    extra: Any = None
+    tags: frozenset = frozenset({"delta", "alpha", "gamma", "beta"})
+    named: Any = ()
+
+def local(scale):
+    def loss(outputs, targets):
+        return scale * torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+    return loss
+
+def loss(outputs, targets, scale=1.0):
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+synthetic = Synthetic().build(4, 0)
+losses = [
+    lambda outputs, targets: loss(outputs, targets),
+    functools.partial(lambda outputs, targets, scale: loss(outputs, targets), scale={"b": 1, "a": {3, 1, 2}}),
+    local(2.0),
+    functools.partial(loss, scale=Bare()),
+]
+schedules = [lambda version: 0.1, functools.partial(lambda version, at: at, at=0.1), Bare().rate, ConstantRate(0.1)]
+for each, schedule in zip(losses, schedules, strict=True):
+    task = Task("mine", synthetic.train, synthetic.test, synthetic.model, each)
+    held = [Bare(), each, Bare().rate, {"x", "y", ("z", Bare)}]
+    algorithm = Mine(2, FullWork(learning_rate=schedule), extra=Bare(), named=(held, {"k": {"p", "q", "r"}}))
+    print(json.dumps(Run(task, algorithm, "paper", rounds=1, guard="on").config))
+"""
+
+
+def test_a_configuration_has_no_address_and_is_the_same_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "configured.py").write_text(CONFIGURED)
+    said = [
+        subprocess.run(
+            [sys.executable, str(tmp_path / "configured.py")],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    ]
+    assert len(said[0].splitlines()) == 4
+    assert "0x" not in said[0]
+    assert said[0] == said[1] == said[2]

@@ -166,7 +166,7 @@ def test_runs_go_on_from_their_checkpoints(free_cpus: None, tmp_path: Path, coun
     for _ in events:
         if any(list(folder.glob("checkpoints/*.json")) for folder in folders):
             break
-    events.close()  # type: ignore[attr-defined]
+    events.close()
     assert any(list(folder.glob("checkpoints/*.json")) for folder in folders)
     wait_for_cpus()
     for _ in save_all(runs, folders, ray="auto"):

@@ -44,7 +44,7 @@ def played(folder: Path, plan: Run = PLAN, until: int | None = None) -> None:
     events = save_all([plan], [folder], "cpu", checkpoint_every=2)
     for number, _ in enumerate(events):
         if number == until:
-            events.close()  # type: ignore[attr-defined]
+            events.close()
 
 
 @pytest.fixture(scope="module")
@@ -83,10 +83,12 @@ def test_fresh_begins_anew(broken: Path, whole: dict[str, bytes]) -> None:
 
 
 def test_simulate_goes_on_from_python(broken: Path, whole: dict[str, bytes]) -> None:
-    records = simulate(TASK, PLAN.algorithm, PLAN.timing, rounds=8, evaluate_every=0.5, out=broken, device="cpu")
+    records = simulate(
+        TASK, PLAN.algorithm, PLAN.timing, rounds=8, evaluate_every=0.5, out=broken, device="cpu"
+    ).records
     assert contents(broken) == whole
-    assert records == list(load(broken).records)
-    again = simulate(TASK, PLAN.algorithm, PLAN.timing, rounds=8, evaluate_every=0.5, out=broken, device="cpu")
+    assert records == load(broken).records
+    again = simulate(TASK, PLAN.algorithm, PLAN.timing, rounds=8, evaluate_every=0.5, out=broken, device="cpu").records
     assert repr(again) == repr(records)
 
 
@@ -198,7 +200,7 @@ def test_a_second_process_is_kept_out_of_a_folder(tmp_path: Path) -> None:
     assert "Another process is writing to" in tried(run / "deeper")
     assert "Another process is writing to" in tried(run / "deeper", tmp_path / "c")
     assert tried(tmp_path / "b") == "free\n"
-    first.close()  # type: ignore[attr-defined]
+    first.close()
     assert tried(run) == "free\n"
 
 

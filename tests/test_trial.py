@@ -170,15 +170,17 @@ def test_scores_are_taken_in_eval_mode_and_training_is_in_train_mode_whatever_th
     torch.manual_seed(0)
     model = ByMode(width)
     records = [
-        simulate(Task.from_devices(DEVICES, model.train(mode)), ALGORITHM, PaperDelays(), rounds=1)
+        simulate(Task.from_devices(DEVICES, model.train(mode)), ALGORITHM, PaperDelays(), rounds=1).records
         for mode in (True, False)
     ]
-    assert list(records[0]) == list(records[1])
+    assert records[0] == records[1]
     inputs, targets = torch.cat([x for x, _ in DEVICES]), torch.cat([y for _, y in DEVICES])
     task = Task.from_devices(DEVICES, model, test_share=0)
     with torch.no_grad():
         loss = F.cross_entropy(model.eval()(inputs), targets)
-    assert simulate(task, ALGORITHM, PaperDelays(), rounds=1)[0].train_loss == pytest.approx(float(loss), rel=1e-5)
+    assert simulate(task, ALGORITHM, PaperDelays(), rounds=1).records[0].train_loss == pytest.approx(
+        float(loss), rel=1e-5
+    )
 
 
 class Deciding(Net):
@@ -194,7 +196,7 @@ def test_a_model_that_cannot_be_stacked_is_trained_device_by_device() -> None:
     deciding = Deciding()
     deciding.load_state_dict(plain.state_dict())
     wanted, found = (
-        simulate(Task.from_devices(DEVICES, model), ALGORITHM, PaperDelays(), rounds=3)[-1]
+        simulate(Task.from_devices(DEVICES, model), ALGORITHM, PaperDelays(), rounds=3).records[-1]
         for model in (plain, deciding)
     )
     assert found.train_loss == pytest.approx(wanted.train_loss, rel=1e-5)

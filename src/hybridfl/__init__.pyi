@@ -63,6 +63,7 @@ from .data.synthetic import synthetic as synthetic
 from .data.synthetic import synthetic_crowd as synthetic_crowd
 from .data.synthetic import synthetic_iid as synthetic_iid
 from .errors import InputError as InputError
+from .experiment import Result as Result
 from .experiment import execute as execute
 from .experiment import save_all as save_all
 from .experiment import simulate as simulate

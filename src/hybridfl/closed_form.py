@@ -17,11 +17,8 @@ def checked_classes(samples: Samples, num_classes: int) -> Tensor:
     """The targets as whole numbers, each of them a class."""
     if samples.targets.is_floating_point():
         raise InputError("The targets are not whole numbers: cross-entropy wants classes, counted from 0.")
-    targets = samples.targets.long().contiguous()
-    for label in (int(targets.min()), int(targets.max())):
-        if not 0 <= label < num_classes:
-            raise InputError(f"Target {label} is no class: the model has {num_classes}, counted from 0.")
-    return targets
+    samples.check_classes(num_classes)
+    return samples.targets.long().contiguous()
 
 
 def flat_inputs(samples: Samples) -> NDArray[Any]:

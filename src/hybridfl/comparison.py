@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridfl.algorithms.guard import Guard
 from hybridfl.conditions import Conditions
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_whole
 from hybridfl.plan import Run
 from hybridfl.protocol import Algorithm
 from hybridfl.records import check_apart, check_folder, difference, load_config
@@ -38,7 +38,7 @@ class Comparison:
             raise InputError("There is nothing to compare: name at least one algorithm.")
         if not self.seeds:
             raise InputError("There is nothing to run: ask for at least one seed.")
-        require_positive("devices", self.devices)
+        require_whole("devices", self.devices)
 
     def runs(self) -> Iterator[Run]:
         """Seed by seed, so that a seed's data are made once and shared by all algorithms."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hybridfl.attacks import Hostile
 from hybridfl.availability import AlwaysOn, Availability, Calendar, finish, next_on
-from hybridfl.errors import InputError, require_positive, require_share
+from hybridfl.errors import InputError, require_positive, require_seed, require_share
 from hybridfl.laws import Law, drawn
 from hybridfl.protocol import Job, Loss, Update
 from hybridfl.randomness import generator, key
@@ -100,6 +100,8 @@ class Conditions:
     def __post_init__(self) -> None:
         require_share("lost", self.lost)
         require_share("interrupted", self.interrupted)
+        if self.seed is not None:
+            require_seed(self.seed)
         if self.lost == 1.0:
             raise InputError("lost=1.0: with every job lost, nothing is ever learned. Give a smaller share.")
         if not LEAST_NOTICE <= self.notice < math.inf:

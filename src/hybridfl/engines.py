@@ -8,13 +8,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hybridfl.closed_form import checked_classes
 from hybridfl.dense import Dense
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Audience, Evaluation, Evaluator, ModuleForward
 from hybridfl.models import LogisticRegression
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer, LocalSGD
-from hybridfl.trial import chance_of, check_trainable, check_trial
+from hybridfl.trial import chance_of, check_first_weights, check_labels, check_trainable, check_trial
 
 CPU = torch.device("cpu")
 
@@ -90,7 +91,12 @@ def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
 
 def check_task(task: Task) -> None:
     """Raise `InputError` if a task cannot be trained, whichever engine it gets: every way to run one comes by here."""
-    if type(task.model) is LogisticRegression and closed_form(task) is not None:
-        check_trainable(task.model)  # the closed form looks at every sample and every class itself
+    model = task.model_with(task.first_weights)
+    check_first_weights(model)
+    if type(model) is LogisticRegression and closed_form(task) is not None:
+        check_trainable(model)  # no trial: it is known what it computes
+        for samples in (task.train, task.test):
+            checked_classes(samples, model.linear.out_features)
     else:
-        check_trial(task.model, task.loss, task.train)
+        check_trial(model, task.loss, task.train)
+        check_labels(model, task.loss, task.train, task.test)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any
 
 
 class InputError(ValueError):
@@ -20,8 +22,8 @@ def nearest(word: str, words: Iterable[str]) -> str:
 
 def require_share(name: str, value: float) -> None:
     """A share lies in [0, 1]."""
-    if not 0.0 <= value <= 1.0:
-        raise InputError(f"{name}={value} is not a share: give a number from 0 to 1.")
+    if not _is_number(value) or not 0.0 <= value <= 1.0:
+        raise InputError(f"{name}={value!r} is not a share: give a number from 0 to 1.")
 
 
 MOST_SEED = 2**63 - 1
@@ -29,11 +31,28 @@ MOST_SEED = 2**63 - 1
 
 def require_seed(seed: int) -> None:
     """A seed is a whole number that a machine's word holds."""
-    if not 0 <= seed <= MOST_SEED:
-        raise InputError(f"seed={seed} is no seed: give a whole number from 0 to {MOST_SEED} (2⁶³ - 1).")
+    if not _is_whole(seed) or not 0 <= seed <= MOST_SEED:
+        raise InputError(f"seed={seed!r} is no seed: give a whole number from 0 to {MOST_SEED} (2⁶³ - 1).")
 
 
-def require_positive(name: str, value: float) -> None:
-    """A count, a rate or a time is above zero and finite."""
+def require_positive(name: str, value: Any) -> None:
+    """A rate or a time is above zero and finite."""
+    if not _is_number(value):
+        raise InputError(f"{name}={value!r} is not a number: give one above 0.")
     if not 0 < value < math.inf:
         raise InputError(f"{name}={value} must be above 0 and finite.")
+
+
+def require_whole(name: str, value: Any, least: int = 1) -> None:
+    """A count is a whole number, `least` or more."""
+    if not _is_whole(value) or value < least:
+        raise InputError(f"{name}={value!r} must be a whole number, {least} or more.")
+
+
+def _is_number(value: object) -> bool:
+    """NumPy's numbers are numbers too; True and False are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.losses import Loss, loss_by_sample
 from hybridfl.protocol import Vector
 from hybridfl.threads import CORES, ModelOfEachThread, pool
-from hybridfl.vectors import unflatten
+from hybridfl.vectors import fill
 
 _CHUNK = 512
 """Samples in one forward pass: a recurrent model needs 80 MB of room for so many Shakespearean windows."""
@@ -166,12 +167,20 @@ class ModuleForward:
         hands = [range(first, len(chunks), CORES) for first in range(CORES)]
         scores: dict[int, tuple[Tensor, Tensor]] = {}
 
+        stop = threading.Event()
+
         def score(hand: range) -> None:
             model = self._loaded(weights)
-            scores.update({number: self._score(model, samples, chunks[number]) for number in hand})
+            for number in hand:
+                if not stop.is_set():
+                    scores[number] = self._score(model, samples, chunks[number])
 
-        for done in [pool().submit(score, hand) for hand in hands if hand]:
-            done.result()
+        try:
+            for done in [pool().submit(score, hand) for hand in hands if hand]:
+                done.result()
+        except BaseException:
+            stop.set()  # an interrupt: the process could not end before its threads do
+            raise
         losses, right = zip(*(scores[number] for number in range(len(chunks))), strict=True)
         return torch.cat(losses), torch.cat(right)
 
@@ -183,12 +192,8 @@ class ModuleForward:
         )
         return torch.cat(losses), torch.cat(right)
 
-    @torch.no_grad()
     def _loaded(self, weights: Vector) -> nn.Module:
-        model = self._models.own()
-        for parameter, piece in zip(model.parameters(), unflatten(model, weights).values(), strict=True):
-            parameter.copy_(piece)
-        return model
+        return fill(self._models.own(), weights)
 
     @torch.no_grad()
     def _score(self, model: nn.Module, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from hybridfl.algorithms.guard import Guard
 from hybridfl.conditions import Conditions
@@ -15,9 +19,18 @@ from hybridfl.errors import InputError
 from hybridfl.folder_lock import locked
 from hybridfl.lockstep import Event, Saves, execute_all
 from hybridfl.plan import Run
-from hybridfl.playing import Often
+from hybridfl.playing import Ended, Often
 from hybridfl.protocol import Algorithm
-from hybridfl.records import Record, changed_code, changed_versions, check_apart, check_folder, load
+from hybridfl.records import (
+    Arrival,
+    DeviceScore,
+    Record,
+    changed_code,
+    changed_versions,
+    check_apart,
+    check_folder,
+    load,
+)
 from hybridfl.run_folder import RunFolder
 from hybridfl.saving import FolderSaves
 from hybridfl.tally import Snapshot
@@ -27,8 +40,35 @@ from hybridfl.timing import Pace
 log = logging.getLogger("hybridfl")
 
 
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What came of a run: its records and arrivals, how its last model does on each device, and that model.
+
+    >>> from hybridfl import FedAvg, Synthetic
+    >>> result = simulate(Synthetic().build(10, 0), FedAvg(5), "paper", rounds=3)
+    >>> [record.version for record in result.records]
+    [0, 1, 2, 3]
+    >>> result.model
+    LogisticRegression(
+      (linear): Linear(in_features=60, out_features=10, bias=True)
+    )
+    """
+
+    records: tuple[Record, ...]
+    """One per evaluation; the last one is of the last model."""
+    arrivals: tuple[Arrival, ...]
+    """One per job that has ended."""
+    devices: tuple[DeviceScore, ...]
+    """Of the devices that hold test samples; empty where there are no classes or the run diverged."""
+    model: nn.Module
+    """A copy of the task's model with the last weights, in eval mode."""
+
+
 def execute(plan: Run, device: str = "auto") -> Iterator[Snapshot]:
-    """Play a run in virtual time: a snapshot at the start and at every evaluation."""
+    """Play a run in virtual time: a snapshot at the start and at every evaluation.
+
+    `break` ends it; `plan.task.model_with(snapshot.weights)` is the model as it was then.
+    """
     for _, event in execute_all([plan], device_named(device)):
         if isinstance(event, Snapshot):
             _warn_of_divergence(plan, event.record)
@@ -50,8 +90,8 @@ def _warn_of_divergence(plan: Run, record: Record) -> None:
 
 def simulate(
     task: Task,
-    algorithm: Algorithm[Any],
-    timing: Pace | Conditions,
+    algorithm: Algorithm[Any] | str,
+    timing: Pace | Conditions | str,
     seconds: float | None = None,
     rounds: int | None = None,
     evaluate_every: float | None = None,
@@ -59,44 +99,70 @@ def simulate(
     out: str | Path | None = None,
     label: str = "",
     device: str = "auto",
-    guard: Guard | None = None,
+    guard: Guard | str | None = None,
     checkpoint_every: int | None = None,
     fresh: bool = False,
-) -> list[Record]:
-    """Run one algorithm in virtual time and return its records.
+) -> Result:
+    """Run one algorithm in virtual time: its records, arrivals, scores by device and last model.
 
+    Algorithm, fleet and guard are objects or texts, as on the command line: `simulate(task, "hfl", "phones", seconds=50)`.
     `out` keeps them in a folder that `report` can read. A run that was interrupted there goes on, one that has ended is
     not run again, unless `fresh`. `checkpoint_every`: versions between two checkpoints; None: at most one a minute.
     """
-    plan = Run(task, algorithm, timing, seconds, rounds, evaluate_every, seed, label, guard)
+    parts: tuple[Any, ...] = algorithm, timing, guard  # a run reads texts
+    plan = Run(task, parts[0], parts[1], seconds, rounds, evaluate_every, seed, label, parts[2])
     if out is None:
-        return [snapshot.record for snapshot in execute(plan, device)]
-    records = save_all([plan], [Path(out)], device, checkpoint_every=checkpoint_every, fresh=fresh)
-    if not fresh and RunFolder(Path(out), plan.config).is_finished:
+        return _in_memory(plan, device)
+    folder = Path(out)
+    records = save_all([plan], [folder], device, checkpoint_every=checkpoint_every, fresh=fresh)
+    files = RunFolder(folder, plan.config)
+    if not fresh and files.is_finished:
         log.warning("'%s' holds this run already: it is read back, not run again (fresh=True runs it again).", out)
-    for _ in records:
-        pass
-    return list(load(Path(out)).records)
+    try:
+        with contextlib.closing(records):
+            for _ in records:
+                pass
+    except KeyboardInterrupt:
+        goes_on = (
+            "goes on from its last checkpoint" if files.has_checkpoints else "begins again: no checkpoint was due yet"
+        )
+        log.warning("Interrupted. What was recorded is in '%s'; the same call %s.", out, goes_on)
+        raise
+    saved = load(folder)
+    return Result(saved.records, saved.arrivals, saved.devices, files.read_model(task.model))
+
+
+def _in_memory(plan: Run, device: str) -> Result:
+    records: list[Record] = []
+    arrivals: list[Arrival] = []
+    for _, event in execute_all([plan], device_named(device)):
+        if isinstance(event, Snapshot):
+            records.append(event.record)
+            arrivals += event.arrivals
+        elif isinstance(event, Ended):
+            ended = event
+    return Result(tuple(records), tuple(arrivals), ended.devices, plan.task.model_with(ended.weights))
 
 
 def save_all(
     plans: Sequence[Run],
-    folders: Sequence[Path],
+    folders: Sequence[str | Path],
     device: str = "auto",
     ray: str | None = None,
     checkpoint_every: int | None = None,
     fresh: bool = False,
-) -> Iterator[tuple[Run, Record]]:
+) -> Generator[tuple[Run, Record]]:
     """Play runs together, writing each one's folder as it goes. A run that could not start is an error now, not later.
 
     A run that has ended in its folder is not run again (its last record is all that is yielded), one that was interrupted
-    goes on from its last checkpoint; with `fresh`, all begin anew.
+    goes on from its last checkpoint; with `fresh`, all begin anew. After a `break` the same call goes on.
     `ray`: the address of a Ray cluster to spread them over, or `auto`; see `ray_cluster.py`.
     """
-    check_apart([plan.name for plan in plans], folders)
+    paths = [Path(folder) for folder in folders]
+    check_apart([plan.name for plan in plans], paths)
     place = device_named(device) if ray is None else CPU
-    saves = FolderSaves(plans, folders, place, Often(checkpoint_every))
-    for plan, folder in zip(plans, folders, strict=True):
+    saves = FolderSaves(plans, paths, place, Often(checkpoint_every))
+    for plan, folder in zip(plans, paths, strict=True):
         _ = plan.stage  # a run that could not start is an error before anything is written
         check_folder(folder, plan.config)
         if not fresh:
@@ -105,7 +171,7 @@ def save_all(
     def play(left: Sequence[Run]) -> Iterator[tuple[Run, Event]]:
         return execute_all(left, place, saves=saves) if ray is None else _on_ray(left, device, ray, saves)
 
-    return _saved(plans, folders, saves, play, fresh)
+    return _saved(plans, paths, saves, play, fresh)
 
 
 def _check_code(folder: Path, files: RunFolder) -> None:
@@ -126,7 +192,7 @@ def _saved(
     saves: FolderSaves,
     play: Callable[[Sequence[Run]], Iterator[tuple[Run, Event]]],
     fresh: bool,
-) -> Iterator[tuple[Run, Record]]:
+) -> Generator[tuple[Run, Record]]:
     with locked(folders):
         for plan in plans:
             saves.files(plan).announce()

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridfl.errors import InputError, require_positive, require_share
+from hybridfl.errors import InputError, require_positive, require_share, require_whole
 
 _LEAST = 1e-3
 """Nothing takes no time: laws that reach down to 0 stop at this part of their scale."""
@@ -154,7 +154,7 @@ class Zipf:
 
     def __post_init__(self) -> None:
         require_positive("exponent", self.exponent)
-        require_positive("cap", self.cap)
+        require_whole("cap", self.cap)
         if self.cap != int(self.cap):
             raise InputError(f"cap={self.cap} is the largest of some whole numbers: give a whole number.")
 

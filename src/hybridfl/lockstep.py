@@ -26,7 +26,6 @@ from hybridfl.tally import Draft, Snapshot
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer
 from hybridfl.trial import watched_for_randomness
-from hybridfl.vectors import flatten
 
 Event = Snapshot | Savepoint | Ended
 
@@ -189,7 +188,7 @@ def _score_together(wanted: Sequence[tuple[Evaluator, Vector]]) -> list[Scoring]
 
 def runs_that_fit(plans: Sequence[Run], device: torch.device) -> int:
     """How many runs may be under way at once: half of what memory is free, if every device of each holds four models."""
-    largest = max(4 * len(plan.task.test) * flatten(plan.task.model).nbytes for plan in plans)
+    largest = max(4 * len(plan.task.test) * plan.task.first_weights.nbytes for plan in plans)
     return max(1, free_bytes(device) // 2 // largest)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib import metadata
@@ -17,15 +18,15 @@ from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.conditions import Conditions, FleetTiming, conditions_of
 from hybridfl.engines import check_task
-from hybridfl.errors import InputError, require_positive, require_seed
+from hybridfl.errors import InputError, require_positive, require_seed, require_whole
 from hybridfl.evaluation import Scores
 from hybridfl.protocol import Algorithm, Fleet, always_online
 from hybridfl.provenance import code_of, repr_of
 from hybridfl.records import Config, DeviceScore
+from hybridfl.spelling import read_algorithm, read_fleet, read_guard
 from hybridfl.task import Task
 from hybridfl.timing import ConstantSeconds, Pace, Recorded, Roster
 from hybridfl.traces import RecordedAvailability, checksum
-from hybridfl.vectors import flatten
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +35,8 @@ class Run:
 
     A record is made of the first version in every stretch of `evaluate_every` virtual seconds: by default 200 stretches
     over `seconds` or, with no limit on time, at every instant that makes a version. The last one is made at the very end.
+
+    Algorithm, fleet and guard may be texts, as on the command line: `"FedBuff(buffer=20)"`, `"phones"`, `"on"`.
     """
 
     task: Task
@@ -47,12 +50,26 @@ class Run:
     guard: Guard | None = None
 
     def __post_init__(self) -> None:
+        readers: dict[str, Callable[[str], Any]] = {
+            "algorithm": read_algorithm,
+            "timing": read_fleet,
+            "guard": read_guard,
+        }
+        for name, read in readers.items():
+            if isinstance(getattr(self, name), str):
+                object.__setattr__(self, name, read(getattr(self, name)))
+        _check_kind("algorithm", self.algorithm, "step", "HFL() or 'hfl'")
+        _check_kind("fleet", self.timing, "of", "PaperDelays() or 'phones'")
+        if self.guard is not None:
+            _check_kind("guard", self.guard, "norm", "Guard() or 'on'")
         if self.seconds is None and self.rounds is None:
             raise InputError("The run has no end: give seconds, rounds or both.")
         if self.guard is not None and isinstance(self.algorithm, Guarded):
             raise InputError("The algorithm has its guard already: give the run guard=None, or the algorithm without.")
         require_seed(self.seed)
-        for name in ("seconds", "rounds", "evaluate_every"):
+        if self.rounds is not None:
+            require_whole("rounds", self.rounds)
+        for name in ("seconds", "evaluate_every"):
             value = getattr(self, name)
             if value is not None:
                 require_positive(name, value)
@@ -63,7 +80,7 @@ class Run:
         check_task(self.task)
         stage = Stage.of(self)
         try:
-            stage.algorithm.init(flatten(stage.task.model), stage.fleet)
+            stage.algorithm.init(stage.task.first_weights, stage.fleet)
         except InputError as error:
             raise InputError(f"{self.name}, seed {self.seed}: {error}") from None
         return stage
@@ -119,7 +136,7 @@ class Stage:
 
     @classmethod
     def of(cls, plan: Run) -> Stage:
-        roster = Roster(plan.task.train.num_samples, flatten(plan.task.model).nbytes, plan.seed)
+        roster = Roster(plan.task.train.num_samples, plan.task.first_weights.nbytes, plan.seed)
         timing = conditions_of(plan.timing).of(roster)
         is_straggler, task = timing.is_straggler, plan.task
         if isinstance(plan.algorithm, SSGD):
@@ -139,6 +156,13 @@ class Stage:
             )
             if not math.isnan(accuracy)
         )
+
+
+def _check_kind(what: str, given: object, has: str, example: str) -> None:
+    """A class that was not called, for example, is said now and not in the middle of a run."""
+    if isinstance(given, type) or not hasattr(given, has):
+        written = getattr(given, "__name__", repr_of(given))
+        raise InputError(f"{written} is no {what}: give an object or its text, {example} for example.")
 
 
 def _traces(timing: object) -> dict[str, str]:

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_whole
 from hybridfl.plan import Run, Stage
 from hybridfl.protocol import Job, State, Update, Vector
 from hybridfl.records import DeviceScore
 from hybridfl.run import Moment
 from hybridfl.simulation import NobodyLeft, Simulation, Traffic
 from hybridfl.tally import Draft, Tally, models_in
-from hybridfl.vectors import flatten
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +39,7 @@ class Often:
 
     def __post_init__(self) -> None:
         if self.versions is not None:
-            require_positive("checkpoint_every", self.versions)
+            require_whole("checkpoint_every", self.versions)
 
     def clock(self, version: int) -> Callable[[int], bool]:
         """Asked once a turn which version a run is at, from `version` on, it says whether to save it now."""
@@ -86,7 +85,7 @@ def play(
     traffic = None if savepoint is None else savepoint.traffic
     simulation = Simulation(stage.fleet, _nobody, timing, timing.comes_online, timing.answer, traffic)
     if savepoint is None:
-        weights = flatten(stage.task.model).to(device, non_blocking=True)
+        weights = stage.task.first_weights.to(device, non_blocking=True, copy=True)
         state, outbox = algorithm.init(weights, stage.fleet)
         tally = Tally(bytes_a_model=weights.numel() * weights.element_size(), sent=models_in(outbox.jobs))
         due = 0.0

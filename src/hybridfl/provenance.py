@@ -51,11 +51,44 @@ def code_of(**parts: object) -> dict[str, str]:
 
 
 def repr_of(value: object) -> str:
-    """`repr(value)` without memory addresses, so that the same value has the same text tomorrow."""
-    named = re.sub(
-        r"<(?:function|built-in function) ([^<>]*(?:<\w+>[^<>]*)*?)(?: at 0x[0-9a-fA-F]+)?>", r"\1", repr(value)
-    )
+    """`repr(value)`, the same for the same value tomorrow: without memory addresses, sets in an order of their own.
+
+    NumPy's numbers are written as Python's: they are the same value.
+
+    >>> repr_of({"b", "a"})
+    "{'a', 'b'}"
+    """
+    plain = re.sub(r"np\.(?:float64|int\d+|uint\d+|bool)\(([^()]*)\)", r"\1", _written(value))
+    named = re.sub(r"<(?:function|built-in function) ([^<>]*(?:<\w+>[^<>]*)*?)(?: at 0x[0-9a-fA-F]+)?>", r"\1", plain)
     return re.sub(r" at 0x[0-9a-fA-F]+", "", named)
+
+
+def _written(value: Any) -> str:
+    """`repr(value)`, but for the sets in it, which Python orders by chance."""
+    if type(value) is frozenset and value:
+        return f"frozenset({_written(set(value))})"
+    if type(value) is set and value:
+        return f"{{{', '.join(sorted(map(_written, value)))}}}"
+    if type(value) is tuple:
+        return f"({', '.join(map(_written, value))}{',' if len(value) == 1 else ''})"
+    if type(value) is list:
+        return f"[{', '.join(map(_written, value))}]"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{_written(name)}: {_written(each)}' for name, each in value.items())}}}"
+    if _is_written_by_field(value):
+        held = [f"{each.name}={_written(getattr(value, each.name))}" for each in dataclasses.fields(value) if each.repr]
+        return f"{type(value).__qualname__}({', '.join(held)})"
+    return repr(value)
+
+
+def _is_written_by_field(value: object) -> bool:
+    """Whether it is a dataclass whose `repr` is the one that dataclasses have."""
+    return (
+        dataclasses.is_dataclass(value)
+        and not isinstance(value, type)
+        and value.__dataclass_params__.repr  # type: ignore[attr-defined]
+        and hasattr(type(value).__repr__, "__wrapped__")
+    )
 
 
 class _Walk:
@@ -74,6 +107,8 @@ class _Walk:
         """What a value contributes to the digest of what holds it. What it reaches is followed."""
         if isinstance(value, enum.Enum):
             return f"{self._class(type(value))}.{value.name}"
+        if isinstance(value, np.float64 | np.integer | np.bool_):
+            return repr(value.item())
         if isinstance(value, _PLAIN + _PLAIN_TOO):
             return repr(value)
         if isinstance(value, type):

@@ -258,7 +258,7 @@ class Worker:
             saves = _GoOn(None if stand.savepoint is None else ray.get(stand.savepoint.reference), stand.often)
             events = (event for _, event in execute_all([Run(self._task(task), **rest)], CPU, saves=saves))
             self._playing = name, _after(events, stand.known)
-        found = list(itertools.islice(self._playing[1], _EVENTS_AT_A_TIME))
+        found = [_light(event) for event in itertools.islice(self._playing[1], _EVENTS_AT_A_TIME)]
         return found, len(found) < _EVENTS_AT_A_TIME
 
     def _task(self, placed: Placed) -> Task:
@@ -270,6 +270,11 @@ class Worker:
 
 
 _EVENTS_AT_A_TIME = 10
+
+
+def _light(event: Event) -> Event:
+    """A snapshot travels without its weights: who asked for the run on a cluster keeps its record only."""
+    return replace(event, weights=_NOTHING) if isinstance(event, Snapshot) else event
 
 
 class RayTrainer:

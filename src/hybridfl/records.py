@@ -155,6 +155,12 @@ def check_folder(folder: Path, config: Config) -> None:
     if (folder / "run.json").exists():
         found, wanted = _flat(identity(load_config(folder))), _flat(identity(config))
         for name in wanted:
+            if wanted[name] != found.get(name) and name == "task checksum":
+                raise InputError(
+                    f"'{folder}' holds results of other data or other first weights (its checksum was {found.get(name)!r}, now "
+                    f"{wanted[name]!r}): make them the same, with `torch.manual_seed(0)` before a model is made at random, or "
+                    "choose another folder."
+                )
             if wanted[name] != found.get(name):
                 raise InputError(
                     f"'{folder}' holds results of another configuration ({name} was {found.get(name)!r}, now "
@@ -240,8 +246,9 @@ def load_config(folder: Path) -> Config:
     raise InputError(f"'{folder / 'run.json'}' is not a run's configuration: remove the folder, or choose another.")
 
 
-def load(folder: Path) -> SavedRun:
+def load(folder: str | Path) -> SavedRun:
     """Read one run's folder; a last line that was cut off in the middle is left out."""
+    folder = Path(folder)
     config = load_config(folder)
     try:
         records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / "records.jsonl"))
@@ -252,8 +259,9 @@ def load(folder: Path) -> SavedRun:
     return SavedRun(config, records, arrivals, devices)
 
 
-def load_all(folder: Path) -> list[SavedRun]:
+def load_all(folder: str | Path) -> list[SavedRun]:
     """All runs in or below a folder, in the order of their paths; runs without a record are left out."""
+    folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"There is no folder '{folder}': run `hybridfl run --out {folder}` first.")
     runs = [load(path.parent) for path in sorted(folder.rglob("run.json"))]

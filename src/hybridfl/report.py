@@ -22,8 +22,9 @@ from hybridfl.records import SavedRun, difference, load_all
 from hybridfl.summary import TAIL, Measure, Row, by_label, default_target, is_bound, is_known, summarise
 
 
-def write_report(folder: Path, target: float | None = None) -> Path:
+def write_report(folder: str | Path, target: float | None = None) -> Path:
     """Read all runs in or below a folder; write its `report.html` and, in `figures`, the figures for print."""
+    folder = Path(folder)
     if any(find_spec(name) is None for name in ("plotly", "matplotlib", "scipy")):
         raise InputError("The report needs plotly, matplotlib and scipy: pip install 'hybridfl[report]'.")
     from hybridfl.plots import write_figures

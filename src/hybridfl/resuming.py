@@ -14,8 +14,9 @@ from hybridfl.spelling import read_algorithm, read_fleet, read_guard, read_task
 from hybridfl.task import Task
 
 
-def planned(folder: Path, data_dir: Path | None = None) -> dict[Path, Run]:
+def planned(folder: str | Path, data_dir: str | Path | None = None) -> dict[Path, Run]:
     """The runs in or below a folder, each by its own folder: they are what they were when they were begun."""
+    folder, data_dir = Path(folder), None if data_dir is None else Path(data_dir)
     paths = sorted(folder.rglob(RUN)) if folder.is_dir() else []
     if not paths:
         raise InputError(f"'{folder}' holds no run: give a folder that `hybridfl run --out` or `compare --out` wrote.")

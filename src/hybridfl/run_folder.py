@@ -4,13 +4,14 @@ run.json            its configuration
 records.jsonl       one line an evaluation
 arrivals.jsonl      one line a job's end
 checkpoints/        what it goes on from, while it is under way
-model.safetensors   the weights it ended with, by name
+model.safetensors   the model it ended with: what `load_state_dict` takes
 devices.jsonl       one line per device that has test samples: how those weights do on them
 finished.json       that it has ended
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import os
@@ -20,8 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save
-from torch import Tensor
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
 from hybridfl.checkpoints import write_aside
 from hybridfl.errors import InputError
@@ -47,6 +49,10 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.folder / CHECKPOINTS
+
+    @property
+    def has_checkpoints(self) -> bool:
+        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
 
     @property
     def is_begun(self) -> bool:
@@ -107,17 +113,25 @@ class RunFolder:
         """How far the files are, and that for certain: what a checkpoint builds on must be on the disk before it."""
         return {lines.path.name: lines.synced() for lines in self._lines}
 
-    def finish(
-        self, parameters: Mapping[str, Tensor], wall_seconds: float, devices: Sequence[DeviceScore] = ()
-    ) -> None:
-        """The run has ended: keep its weights and what they do for each device, and no checkpoints."""
+    def finish(self, model: Mapping[str, Tensor], wall_seconds: float, devices: Sequence[DeviceScore] = ()) -> None:
+        """The run has ended: keep its model and what it does for each device, and no checkpoints."""
         with self._said_in_one_line():
             if devices:
                 write_aside(self.folder / DEVICES, "".join(map(line_of, devices)).encode())
-            write_aside(self.folder / MODEL, save({k: v.contiguous() for k, v in parameters.items()}))
+            write_aside(self.folder / MODEL, save(dict(model)))
             said = {**self.positions(), "wall_seconds": round(wall_seconds, 3)}
             write_aside(self.folder / FINISHED, (json.dumps(said, indent=2) + "\n").encode())
         shutil.rmtree(self.checkpoints, ignore_errors=True)
+
+    def read_model(self, model: nn.Module) -> nn.Module:
+        """A copy of the task's `model` as it was when the run ended, in eval mode."""
+        try:
+            saved = load_file(self.folder / MODEL)
+        except (OSError, SafetensorError) as error:
+            raise InputError(f"'{self.folder / MODEL}' cannot be read ({error}): run again with fresh=True.") from None
+        copied = copy.deepcopy(model)
+        copied.load_state_dict(saved, strict=False)  # earlier versions left out buffers
+        return copied.eval()
 
     @contextmanager
     def _said_in_one_line(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from hybridfl.records import Arrival, Config, fingerprint
 from hybridfl.run_folder import RunFolder
 from hybridfl.simulation import Traffic
 from hybridfl.tally import Snapshot, Tally
-from hybridfl.vectors import unflatten
+from hybridfl.vectors import state_of
 
 log = logging.getLogger("hybridfl")
 
@@ -84,8 +84,7 @@ class FolderSaves:
         if isinstance(event, Snapshot):
             saved.files.write(event.record, event.arrivals)
         elif isinstance(event, Ended):
-            parameters = unflatten(plan.task.model, event.weights.cpu())
-            saved.files.finish(parameters, saved.wall_seconds, event.devices)
+            saved.files.finish(state_of(plan.task.model, event.weights), saved.wall_seconds, event.devices)
         else:
             self._write_checkpoint(plan, saved, event)
 

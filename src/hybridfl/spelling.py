@@ -114,8 +114,11 @@ PARTS: Mapping[Any, tuple[type, ...]] = {
 }
 """What may stand where a parameter of this type is wanted."""
 
+PLAIN = (Schedule, Participants)
+"""Where a plain number may stand for a part, as in FedAvg(5) and FullWork(learning_rate=0.1): the constructor takes it."""
 
-def read_algorithm(text: str, local: FullWork) -> Algorithm[Any]:
+
+def read_algorithm(text: str, local: FullWork = FullWork()) -> Algorithm[Any]:
     """The algorithm that `text` spells; `local` is its local work where the text does not say."""
     algorithm: Algorithm[Any] = _read(text, ALGORITHMS, "algorithm", {"local": local})
     return algorithm
@@ -245,6 +248,8 @@ def _build(name: str, constructor: Constructor, call: ast.Call, defaults: Mappin
 def _value(where: str, node: ast.expr, annotation: Any) -> Any:
     allowed = typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
     parts = tuple(part for kind in allowed if kind in PARTS for part in PARTS[kind])
+    if annotation in PLAIN and isinstance(node, ast.Constant):
+        return _literal(where, node)
     if parts and not (types.NoneType in allowed and isinstance(node, ast.Constant) and node.value is None):
         return _part(where, node, parts)
     if typing.get_origin(annotation) is tuple:

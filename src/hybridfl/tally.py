@@ -25,6 +25,8 @@ class Snapshot:
 
     record: Record
     arrivals: tuple[Arrival, ...]
+    weights: Vector
+    """What was scored; `task.model_with(weights)` is that model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +44,7 @@ class Draft:
             **{name: getattr(scores, name) for name in _SCORED},
             diverged_at=self.counts["version"] if scores.has_diverged else math.nan,
         )
-        return Snapshot(record, self.arrivals)
+        return Snapshot(record, self.arrivals, self.weights)
 
 
 _SCORED = sorted({field.name for field in fields(Scores)} & {field.name for field in fields(Record)})

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
+from hybridfl.data.pairs import Pair
+from hybridfl.errors import require_whole
 from hybridfl.losses import Loss, cross_entropy
+from hybridfl.protocol import Vector
 from hybridfl.provenance import repr_of
-from hybridfl.vectors import flatten
+from hybridfl.vectors import fill, flatten
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learned: samples by device, a model whose parameters are w_0, a loss a sample, and ε of the L2 term ε‖w‖²."""
+    """What is learned: samples by device, a model whose parameters are w_0, a loss a sample, and ε of the L2 term ε‖w‖².
+
+    The same data and first weights make the same run: call `torch.manual_seed(0)` before a model is made at random.
+    """
 
     name: str
     train: Samples
@@ -31,11 +39,18 @@ class Task:
     """Scores are taken on at most so many training samples and so many test samples, drawn by the run's seed; None: on all."""
     notes: tuple[str, ...] = ()
     """What a reader of results should know of the data."""
+    first_weights: Vector = field(init=False, repr=False)
+    """w_0: the model's as they are when the task is made. What becomes of the model later changes no run."""
+
+    def __post_init__(self) -> None:
+        if self.scored is not None:
+            require_whole("scored", self.scored)
+        object.__setattr__(self, "first_weights", flatten(self.model))
 
     @classmethod
     def from_devices(
         cls,
-        devices: Samples | Sequence[tuple[Tensor, Tensor]],
+        devices: Samples | Sequence[Pair],
         model: nn.Module,
         name: str = "custom",
         loss: Loss = cross_entropy,
@@ -43,14 +58,26 @@ class Task:
         test_share: float = 0.1,
         seed: int = 0,
     ) -> Task:
-        """One (inputs, targets) pair a device, or samples by device; `test_share` of each device's is held out for testing."""
+        """One (inputs, targets) pair per device, or samples by device; `test_share` of each device's is held out for testing.
+
+        A pair is two tensors, two NumPy arrays, or a PyTorch `Dataset` of (input, target), which is read once. Floating-point
+        numbers become what the model's parameters are: float32 as a rule, although NumPy makes float64.
+        """
         samples = devices if isinstance(devices, Samples) else Samples.from_devices(devices)
+        for parameter in itertools.islice(model.parameters(), 1):
+            samples = samples.of_dtype(parameter.dtype)
         train, test = samples.split(test_share, seed)
         return cls(name, train, test, model, loss, l2)
 
+    def model_with(self, weights: Vector) -> nn.Module:
+        """A copy of the model with these weights, ready to predict: a snapshot's or a moment's, for example."""
+        return fill(copy.deepcopy(self.model), weights).eval()
+
     def pooled(self) -> Task:
         """The same task with all training samples on one device."""
-        return replace(self, train=self.train.pooled())
+        pooled = replace(self, train=self.train.pooled())
+        object.__setattr__(pooled, "first_weights", self.first_weights)
+        return pooled
 
     def describe(self) -> dict[str, Any]:
         """What `run.json` says of a task; the checksum tells apart tasks that only differ in their numbers."""
@@ -74,7 +101,7 @@ class Task:
         digest = hashlib.blake2b(digest_size=8)
         held = [(samples.inputs, samples.targets) for samples in (self.train, self.test)]
         shared = held[0][0] is held[1][0] and held[0][1] is held[1][1]
-        for tensor in (*held[0], *(() if shared else held[1]), flatten(self.model), *self.model.buffers()):
+        for tensor in (*held[0], *(() if shared else held[1]), self.first_weights, *self.model.buffers()):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
             digest.update(_held_once(tensor).numpy().data)
         for array in (self.train.index, self.train.offsets, self.test.index, self.test.offsets):

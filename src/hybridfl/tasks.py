@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -20,7 +21,7 @@ from hybridfl.data.sent140 import Merged, Tweets, Users, read_glove, read_tweets
 from hybridfl.data.shakespeare import ALPHABET, WINDOW, draw_roles, draw_sequences, kept_by_leaf, read_roles, windows
 from hybridfl.data.store import locate
 from hybridfl.data.synthetic import NUM_CLASSES, NUM_FEATURES, synthetic, synthetic_crowd, synthetic_iid
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_whole
 from hybridfl.models import CharacterLSTM, LogisticRegression, SentimentLSTM
 from hybridfl.randomness import key
 from hybridfl.task import Task
@@ -173,6 +174,8 @@ class Sent140:
     scored: int | None = 4000
 
     def __post_init__(self) -> None:
+        if self.glove is not None:
+            object.__setattr__(self, "glove", os.fspath(self.glove))
         _require_sizes(self, "tokens", "vocabulary", "embedding", "hidden", "layers", "scored")
 
     def build(self, devices: int, seed: int, data_dir: Path | None = None) -> Task:
@@ -196,7 +199,7 @@ def _spelled(name: str, recipe: DataclassInstance) -> str:
 def _require_sizes(recipe: object, *names: str) -> None:
     for name in names:
         if getattr(recipe, name) is not None:
-            require_positive(name, getattr(recipe, name))
+            require_whole(name, getattr(recipe, name))
 
 
 @contextmanager
@@ -223,7 +226,8 @@ def _read_tweets(path: Path) -> Tweets:
 
 
 def _check_held_out(images: int) -> None:
-    if not 0 <= images <= 50_000:
+    require_whole("held_out", images, least=0)
+    if images > 50_000:
         raise InputError(f"held_out={images}: of 60,000 training images keep 0 to 50,000 for scoring.")
 
 

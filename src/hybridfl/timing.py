@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridfl.errors import InputError, require_positive, require_share
+from hybridfl.errors import InputError, require_positive, require_share, require_whole
 from hybridfl.laws import Law, Lognormal, drawn
 from hybridfl.protocol import Job
 from hybridfl.randomness import generator, key
@@ -91,7 +92,7 @@ class PaperDelays:
 
     def __post_init__(self) -> None:
         require_share("stragglers", self.stragglers)
-        require_positive("max_delay", self.max_delay)
+        require_whole("max_delay", self.max_delay)
 
     def of(self, roster: Roster) -> OwnSeconds:
         is_straggler = chosen(roster, self.stragglers, "stragglers")
@@ -147,7 +148,7 @@ class ComputeAndLink:
 
     def __post_init__(self) -> None:
         _check_latency(self.latency)
-        require_positive("expected_epochs", self.expected_epochs)
+        require_whole("expected_epochs", self.expected_epochs)
 
     def of(self, roster: Roster) -> LinkedPaces:
         per_sample, down, up = (
@@ -202,8 +203,9 @@ class Recorded:
     expected_epochs: int = 5
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))  # a Path and its text are the same fleet
         _check_latency(self.latency)
-        require_positive("expected_epochs", self.expected_epochs)
+        require_whole("expected_epochs", self.expected_epochs)
 
     def of(self, roster: Roster) -> Paces:
         if kind_of(self.path) == "capacities":

@@ -19,6 +19,7 @@ import hashlib
 import io
 import json
 import math
+import os
 import pickle
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ class RecordedAvailability:
     repeat_every: float | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "path", os.fspath(self.path))  # a Path and its text are the same fleet
         if self.repeat_every is not None:
             require_positive("repeat_every", self.repeat_every)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.evaluation import class_axis
-from hybridfl.losses import Loss, loss_by_sample
+from hybridfl.losses import Loss, cross_entropy, loss_by_sample
 
 
 def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
@@ -25,6 +25,8 @@ def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
     """
     check_trainable(model)
     inputs, targets = samples.take(torch.from_numpy(samples.index[:2]))
+    if _are_labels(loss, targets):
+        targets = torch.zeros_like(targets)  # `check_labels` looks at all labels together
     ours = copy.deepcopy(model)
     for training in (True, False):
         ours.train(training)
@@ -61,6 +63,21 @@ def watched_for_randomness(who: str) -> Iterator[None]:
         )
 
 
+def check_labels(model: nn.Module, loss: Loss, *held: Samples) -> None:
+    """Raise `InputError` unless every target is a class that the model has an output for."""
+    inputs, targets = held[0].take(torch.from_numpy(held[0].index[:2]))
+    if _are_labels(loss, targets):
+        with torch.no_grad(), _global_streams():
+            outputs = copy.deepcopy(model).eval()(inputs)
+        for samples in held:
+            samples.check_classes(outputs.shape[1])
+
+
+def _are_labels(loss: Loss, targets: Tensor) -> bool:
+    """Whether targets must be classes. A loss of the user's own may allow others, to ignore them for example."""
+    return loss is cross_entropy and not targets.is_floating_point()
+
+
 def chance_of(model: nn.Module, samples: Samples) -> float:
     """1/C where a model tells C classes apart, NaN where targets are no classes: how often a guess is right."""
     inputs, targets = samples.take(torch.from_numpy(samples.index[:2]))
@@ -81,10 +98,6 @@ def check_trainable(model: nn.Module) -> None:
             raise InputError(
                 f"Parameter '{name}' is {parameter.dtype}: parameters to train are floating-point numbers."
             )
-        if not bool(torch.isfinite(parameter).all()):
-            raise InputError(
-                f"Parameter '{name}' starts with NaN or infinite numbers: give the model finite first weights."
-            )
     for name, layer in model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise InputError(
@@ -95,6 +108,15 @@ def check_trainable(model: nn.Module) -> None:
         if isinstance(drops, float) and drops > 0:
             raise InputError(
                 f"Layer '{name}' is {type(layer).__name__}: its dropout is not keyed, so runs would not repeat. Set it to 0."
+            )
+
+
+def check_first_weights(model: nn.Module) -> None:
+    """Refuse first weights that are not finite."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise InputError(
+                f"Parameter '{name}' starts with NaN or infinite numbers: give the model finite first weights."
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,8 @@ from hybridfl.protocol import Job, Update, Vector
 
 def flatten(model: nn.Module) -> Vector:
     """A copy of all parameters of `model` as one vector, in the order of `named_parameters()`."""
-    return torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()]).clone()
+    pieces = [parameter.detach().reshape(-1) for parameter in model.parameters()]
+    return torch.cat(pieces).clone() if pieces else torch.zeros(0)
 
 
 def unflatten(model: nn.Module, weights: Vector) -> dict[str, Tensor]:
@@ -22,6 +24,27 @@ def unflatten(model: nn.Module, weights: Vector) -> dict[str, Tensor]:
     named = dict(model.named_parameters())
     pieces = torch.split(weights, [parameter.numel() for parameter in named.values()])
     return {name: piece.view(parameter.shape) for (name, parameter), piece in zip(named.items(), pieces, strict=True)}
+
+
+@torch.no_grad()
+def fill(model: nn.Module, weights: Vector) -> nn.Module:
+    """The model itself, its parameters set to `weights`."""
+    for parameter, piece in zip(model.parameters(), unflatten(model, weights).values(), strict=True):
+        parameter.copy_(piece)
+    return model
+
+
+def state_of(model: nn.Module, weights: Vector) -> dict[str, Tensor]:
+    """What `load_state_dict` wants, of a model with these weights: buffers too, and one entry for every name of a tensor.
+
+    Every entry is a copy of its own, since a file of tensors holds no tensor twice.
+    """
+    state = fill(copy.deepcopy(model), weights).state_dict()
+    return {
+        name: each.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, each in state.items()
+        if isinstance(each, Tensor)
+    }
 
 
 def shares(num_samples: NDArray[np.int64]) -> Tensor:

@@ -87,16 +87,16 @@ def test_hfl_sends_it_with_the_next_job() -> None:
 
 def test_it_helps_where_devices_differ_and_most_are_slow() -> None:
     task = Synthetic(1, 1).build(30, 0)
-    plain = simulate(task, HFL(), PaperDelays(), seconds=60)[-1]
-    controlled = simulate(task, HFL.drift_controlled(), PaperDelays(), seconds=60)[-1]
+    plain = simulate(task, HFL(), PaperDelays(), seconds=60).records[-1]
+    controlled = simulate(task, HFL.drift_controlled(), PaperDelays(), seconds=60).records[-1]
     assert controlled.train_loss < 0.9 * plain.train_loss
 
 
 def test_where_all_hold_the_same_it_changes_next_to_nothing() -> None:
     """One device is the fleet: c = c_i, and nothing is added."""
     task = Synthetic(1, 1).build(1, 0)
-    alone = simulate(task, HFL(), ConstantSeconds(1), rounds=5)
-    controlled = simulate(task, HFL.drift_controlled(), ConstantSeconds(1), rounds=5)
+    alone = simulate(task, HFL(), ConstantSeconds(1), rounds=5).records
+    controlled = simulate(task, HFL.drift_controlled(), ConstantSeconds(1), rounds=5).records
     assert [record.train_loss for record in controlled] == [record.train_loss for record in alone]
     # What a device receives is twice as long.
     assert [record.bytes_sent for record in controlled] == [2 * record.bytes_sent for record in alone]

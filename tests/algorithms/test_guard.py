@@ -194,8 +194,8 @@ def test_in_a_fleet_of_few_all_must_have_answered(devices: int) -> None:
 @pytest.mark.parametrize("algorithm", [HFL(), FedBuff(), FedAsync()])
 def test_in_a_small_fleet_honest_devices_are_left_in_peace(algorithm: Algorithm[Any]) -> None:
     task = Synthetic(1, 1).build(10, 0)
-    last = simulate(task, algorithm, PaperDelays(), seconds=100, guard=Guard())[-1]
-    alone = simulate(task, algorithm, PaperDelays(), seconds=100)[-1]
+    last = simulate(task, algorithm, PaperDelays(), seconds=100, guard=Guard()).records[-1]
+    alone = simulate(task, algorithm, PaperDelays(), seconds=100).records[-1]
     assert last.barred == 0
     assert last.refused <= 8
     assert last.test_accuracy == pytest.approx(alone.test_accuracy, abs=0.05)

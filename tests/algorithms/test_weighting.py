@@ -57,7 +57,7 @@ def test_by_device_without_stragglers_hfl_is_fedavg_by_device() -> None:
     task, local = Synthetic().build(8, 0), FullWork(epochs=1)
     hfl = HFL(Memory(weighting=ByDevice()), KnownShare(0.0), local=local)
     fedavg = FedAvg(Everyone(), local, weighting=ByDevice())
-    left, right = (simulate(task, each, PaperDelays(0.0), rounds=5) for each in (hfl, fedavg))
+    left, right = (simulate(task, each, PaperDelays(0.0), rounds=5).records for each in (hfl, fedavg))
     assert [record.test_loss for record in left] == [record.test_loss for record in right]
 
 
@@ -67,5 +67,5 @@ def test_by_device_the_accuracy_by_device_is_higher(make: object) -> None:
     assert callable(make)
     task = Synthetic().build(30, 0)
     by_data = HFL() if make == HFL.by_device else HFL.drift_controlled()
-    one, other = (simulate(task, each, PaperDelays(), seconds=60)[-1] for each in (by_data, make()))
+    one, other = (simulate(task, each, PaperDelays(), seconds=60).records[-1] for each in (by_data, make()))
     assert other.device_accuracy > one.device_accuracy

@@ -113,5 +113,5 @@ def test_such_samples_make_a_task() -> None:
         {"who": [i % 6 for i in range(60)], "point": points.tolist(), "label": (points.sum(1) > 0).long().tolist()}
     )
     task = Task.from_devices(from_hugging_face(dataset, "who", "point", "label"), torch.nn.Linear(2, 2))
-    records = simulate(task, HFL(), PaperDelays(stragglers=0.5), rounds=5)
+    records = simulate(task, HFL(), PaperDelays(stragglers=0.5), rounds=5).records
     assert records[-1].train_loss < records[0].train_loss

@@ -162,6 +162,28 @@ def test_the_simulator_with_the_same_arrivals_makes_the_same_model(algorithm: Al
     assert same(unflatten(TASK.model, moment.state.weights), model_in(tmp_path))
 
 
+class Shifting(torch.nn.Module):
+    """With a buffer, and one parameter in two layers."""
+
+    shift: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.last = (torch.nn.Linear(60, width) for width in (60, 60, 10))
+        self.two.weight = self.one.weight
+        self.register_buffer("shift", torch.full((60,), 0.5))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.last(torch.tanh(self.two(torch.tanh(self.one(inputs + self.shift)))))
+        return outputs
+
+
+def test_the_saved_model_can_be_loaded_strictly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "TASK", replace(TASK, model=Shifting()))
+    Fleet().serve(deployment(str(tmp_path), rounds=2))  # type: ignore[arg-type]
+    Shifting().load_state_dict(model_in(tmp_path), strict=True)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("hidden", [None, 200], ids=["softmax", "mlp"])
 def test_devices_may_train_on_a_gpu(hidden: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

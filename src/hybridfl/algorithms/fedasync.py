@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew, wake_at
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
-from hybridfl.errors import require_positive, require_share
+from hybridfl.errors import require_positive, require_share, require_whole
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Vector
 
 
@@ -42,7 +42,7 @@ class FedAsync:
         require_share("alpha", self.alpha)
         require_positive("alpha", self.alpha)
         if self.concurrency is not None:
-            require_positive("concurrency", self.concurrency)
+            require_whole("concurrency", self.concurrency)
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedAsyncState, Outbox]:
         crew, devices = first_crew(fleet, self.concurrency)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from hybridfl.algorithms.averages import Average, Mean
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
-from hybridfl.algorithms.sampling import Participants, Uniform
+from hybridfl.algorithms.sampling import Participants, Uniform, participants_of
 from hybridfl.algorithms.weighting import ByData, Weighting
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
 from hybridfl.vectors import deltas
@@ -35,7 +35,8 @@ class FedAvg:
     """w_{t+1} = w_t + Σ_i q_i (w_i − w_t),  q_i = n_i / Σn over the devices that answered in the round.
 
     w_i: device i's weights after its local work on w_t; n_i: its number of samples; another `weighting` has other q_i.
-    `participants` says who is asked and when a round closes; an answer to a closed round is discarded. With another `average`
+    `participants` says who is asked and when a round closes; a number is so many, drawn uniformly: `FedAvg(5)` is
+    `FedAvg(Uniform(5))`. An answer to a closed round is discarded. With another `average`
     than the mean, the sum is a median or a trimmed mean, which a few hostile devices cannot move at will.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", 2017. Written with
@@ -46,6 +47,9 @@ class FedAvg:
     local: Local = FullWork()
     average: Average = Mean()
     weighting: Weighting = ByData()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "participants", participants_of(self.participants))
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedAvgState, Outbox]:
         return self._open_round(FedAvgState(version=0, weights=weights, fleet=fleet), now=0.0, receipts=())

@@ -11,7 +11,7 @@ from hybridfl.algorithms.averages import Average, Mean
 from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew, wake_at
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
-from hybridfl.errors import require_positive
+from hybridfl.errors import require_positive, require_whole
 from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Vector
 
 
@@ -46,10 +46,10 @@ class FedBuff:
     average: Average = Mean()
 
     def __post_init__(self) -> None:
-        require_positive("buffer", self.buffer)
+        require_whole("buffer", self.buffer)
         require_positive("server_rate", self.server_rate)
         if self.concurrency is not None:
-            require_positive("concurrency", self.concurrency)
+            require_whole("concurrency", self.concurrency)
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[FedBuffState, Outbox]:
         crew, devices = first_crew(fleet, self.concurrency)

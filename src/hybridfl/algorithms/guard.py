@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_positive, require_whole
 from hybridfl.protocol import Algorithm, Fleet, Inbox, Job, Lost, Outbox, Receipt, Update, Vector
 from hybridfl.vectors import deltas
 
@@ -50,9 +50,12 @@ class Guard:
     quarantine: int | None = 3
 
     def __post_init__(self) -> None:
-        for name in ("norm", "history", "samples", "quarantine"):
+        for name in ("norm", "samples"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
+        require_whole("history", self.history)
+        if self.quarantine is not None:
+            require_whole("quarantine", self.quarantine)
         if self.history < FEWEST:
             raise InputError(f"history={self.history}: the median of so few says nothing. Give {FEWEST} or more.")
 

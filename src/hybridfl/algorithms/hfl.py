@@ -14,7 +14,7 @@ from hybridfl.algorithms.blend import Blend, Printed
 from hybridfl.algorithms.drift import DriftControl, Gradients
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.memory import Memory
-from hybridfl.algorithms.sampling import Everyone, Participants
+from hybridfl.algorithms.sampling import Everyone, Participants, participants_of
 from hybridfl.algorithms.stragglers import Durations, Learned, Stragglers
 from hybridfl.algorithms.weighting import ByData, ByDevice, Weighting
 from hybridfl.errors import InputError, require_positive
@@ -71,8 +71,8 @@ class HFL:
     Δ_i: the step it made; q_i: its share of the data among the devices heard from. See `Memory` and `Secant`.
 
     Late work is merged at the next closing and never discarded. Every device that answered gets the new version at
-    the closing or, with `participants=Uniform(K)`, K devices drawn from all that have no job. A version is made of something
-    new: a deadline that passes with no arrival starts the wait again, and whoever is free gets the same version.
+    the closing or, with `participants=Uniform(K)` (or just K), K devices drawn from all that have no job. A version is made
+    of something new: a deadline that passes with no arrival starts the wait again, and whoever is free gets the same version.
     `drift` keeps devices' local steps together (`DriftControl`).
 
     "Stragglers Are Not Disaster: A Hybrid Federated Learning Algorithm with Delayed Gradients". The paper's own merge rule
@@ -87,6 +87,7 @@ class HFL:
     drift: DriftControl | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "participants", participants_of(self.participants))
         if self.round_seconds is not None:
             require_positive("round_seconds", self.round_seconds)
         if self.participants.enough != math.inf or self.participants.seconds != math.inf:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from hybridfl.algorithms.stragglers import behind_pace, slowest
-from hybridfl.errors import require_positive, require_share
+from hybridfl.errors import InputError, require_positive, require_share, require_whole
 from hybridfl.protocol import Fleet, Job, Vector, Work
 from hybridfl.randomness import generator
 
@@ -67,11 +69,24 @@ class Cosine:
 
     def __post_init__(self) -> None:
         require_positive("learning rate", self.initial)
-        require_positive("versions", self.versions)
+        require_whole("versions", self.versions)
 
     def __call__(self, version: int) -> float:
         part = (1 + math.cos(math.pi * min(1.0, version / self.versions))) / 2
         return self.initial * max(part, 1 / self.versions)
+
+
+def schedule_of(rate: Any) -> Schedule:
+    """A schedule as it is; a number is a rate that stays."""
+    if isinstance(rate, int | float | np.number):
+        require_positive("learning_rate", rate)
+        return ConstantRate(float(rate))
+    if not callable(rate):
+        raise InputError(
+            f"learning_rate={rate!r} is no learning rate: give a number or a schedule, InverseTime(0.1) say."
+        )
+    schedule: Schedule = rate
+    return schedule
 
 
 class Local(Protocol):
@@ -94,7 +109,11 @@ def jobs_for(
 class FullWork:
     """Every device runs the same number of epochs of minibatch SGD. The defaults are the paper's.
 
-    `clip` bounds the norm of every step's gradient (∞: not at all); recurrent models want it.
+    `learning_rate` is a schedule; a number is a rate that stays: `learning_rate=0.1` is `ConstantRate(0.1)`. `clip` bounds
+    the norm of every step's gradient (∞: not at all); recurrent models want it.
+
+    >>> FullWork(epochs=1, learning_rate=0.1).learning_rate
+    ConstantRate(rate=0.1)
     """
 
     epochs: int = 5
@@ -104,8 +123,9 @@ class FullWork:
     clip: float = math.inf
 
     def __post_init__(self) -> None:
-        require_positive("epochs", self.epochs)
-        require_positive("batch_size", self.batch_size)
+        object.__setattr__(self, "learning_rate", schedule_of(self.learning_rate))
+        require_whole("epochs", self.epochs)
+        require_whole("batch_size", self.batch_size)
         if self.proximal:
             require_positive("proximal", self.proximal)
         if self.clip != math.inf:

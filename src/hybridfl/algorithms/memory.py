@@ -14,7 +14,7 @@ from torch import Tensor
 from hybridfl.algorithms.ad_sgd import Correction, Delayed, Secant
 from hybridfl.algorithms.averages import Average, Mean
 from hybridfl.algorithms.weighting import ByData, Weighting
-from hybridfl.errors import InputError, nearest, require_positive
+from hybridfl.errors import InputError, nearest, require_whole
 from hybridfl.protocol import Fleet, Update, Vector
 from hybridfl.vectors import beside
 
@@ -72,7 +72,7 @@ class Memory:
 
     def __post_init__(self) -> None:
         if self.most is not None:
-            require_positive("most", self.most)
+            require_whole("most", self.most)
         if self.storage not in _STORAGES:
             raise InputError(
                 f"Unknown storage '{self.storage}'.{nearest(self.storage, _STORAGES)} Known: {', '.join(_STORAGES)}."

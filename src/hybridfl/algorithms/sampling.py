@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_positive, require_whole
 from hybridfl.protocol import Fleet
 from hybridfl.randomness import generator
 
@@ -44,10 +44,21 @@ class Uniform:
     seconds = math.inf
 
     def __post_init__(self) -> None:
-        require_positive("count", self.count)
+        require_whole("count", self.count)
 
     def choose(self, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:
         return drawn(fleet, number, busy, self.count, now)
+
+
+def participants_of(given: Any) -> Participants:
+    """A rule as it is; a number is so many devices, drawn uniformly."""
+    if isinstance(given, int | float | np.number):
+        require_whole("participants", given)
+        return Uniform(int(given))
+    if not hasattr(given, "choose"):
+        raise InputError(f"participants={given!r} is no rule: give a number of devices or a rule, Uniform(10) say.")
+    rule: Participants = given
+    return rule
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ class ProportionalToDelay:
     seconds = math.inf
 
     def __post_init__(self) -> None:
-        require_positive("count", self.count)
+        require_whole("count", self.count)
 
     def choose(self, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:
         _check_count(fleet, self.count)
@@ -89,7 +100,8 @@ class FirstOf:
     seconds = math.inf
 
     def __post_init__(self) -> None:
-        require_positive("count", self.count)
+        require_whole("count", self.count)
+        require_whole("selected", self.selected)
         if self.selected < self.count:
             raise InputError(
                 f"selected={self.selected} is below count={self.count}: select at least as many as needed."
@@ -112,7 +124,7 @@ class Deadline:
     enough = math.inf
 
     def __post_init__(self) -> None:
-        require_positive("count", self.count)
+        require_whole("count", self.count)
         require_positive("seconds", self.seconds)
 
     def choose(self, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hybridfl.errors import InputError, require_share
+from hybridfl.data.pairs import Pair, tensors_of
+from hybridfl.errors import InputError, require_seed, require_share
 from hybridfl.randomness import generator
 
 
@@ -28,17 +29,13 @@ class Samples:
     scale: float | None = None
 
     @classmethod
-    def from_devices(cls, devices: Sequence[tuple[Tensor, Tensor]], scale: float | None = None) -> Samples:
-        """One pair (inputs, targets) a device."""
-        if not devices:
-            raise InputError("The list of devices is empty: give one (inputs, targets) pair a device.")
-        for device, (inputs, targets) in enumerate(devices):
-            if len(inputs) != len(targets):
-                raise InputError(f"Device {device} has {len(inputs)} inputs but {len(targets)} targets: give one each.")
-        sizes = [len(inputs) for inputs, _ in devices]
+    def from_devices(cls, devices: Sequence[Pair], scale: float | None = None) -> Samples:
+        """One pair (inputs, targets) of tensors or NumPy arrays per device, or one PyTorch dataset of such pairs."""
+        pairs = tensors_of(devices)
+        sizes = [len(inputs) for inputs, _ in pairs]
         samples = cls(
-            inputs=torch.cat([inputs for inputs, _ in devices]),
-            targets=torch.cat([targets for _, targets in devices]),
+            inputs=torch.cat([inputs for inputs, _ in pairs]),
+            targets=torch.cat([targets for _, targets in pairs]),
             index=np.arange(sum(sizes)),
             offsets=np.concatenate([[0], np.cumsum(sizes)]),
             scale=scale,
@@ -60,6 +57,13 @@ class Samples:
     def with_inputs(self, inputs: Tensor) -> Samples:
         """Other inputs in the same rows."""
         return replace(self, inputs=inputs)
+
+    def of_dtype(self, dtype: torch.dtype) -> Samples:
+        """Floating-point inputs and targets as numbers of this type; whole numbers stay what they are."""
+        inputs, targets = (each.to(dtype) if each.is_floating_point() else each for each in (self.inputs, self.targets))
+        if inputs is self.inputs and targets is self.targets:
+            return self
+        return replace(self, inputs=inputs, targets=targets).checked()
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(inputs, targets) in these rows, as a model sees them; the shape of `rows` comes first in theirs."""
@@ -91,6 +95,19 @@ class Samples:
             raise InputError("The targets hold NaN or infinite values: clean them.")
         return self if self.targets.is_floating_point() else replace(self, targets=self.targets.long())
 
+    def check_classes(self, count: int) -> None:
+        """Raise `InputError` unless every target is one of `count` classes, counted from 0."""
+        lowest, highest = self.targets.aminmax() if len(self.targets) else (0, 0)
+        if lowest >= 0 and highest < count:
+            return
+        held = self.targets[torch.from_numpy(self.index)]
+        places = torch.nonzero((held < 0) | (held >= count)).flatten().tolist()
+        if places:  # what no device holds does no harm
+            raise InputError(
+                f"Device {self.device_of[places[0]]} has the label {held[places[0]]}, but the model has {count} outputs, for "
+                f"labels 0 to {count - 1}: give the model more outputs, or number the labels from 0."
+            )
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -121,6 +138,7 @@ class Samples:
         A device keeps at least one sample to train on; one with a single sample has none to test on.
         """
         require_share("test_share", test_share)
+        require_seed(seed)
         train, test = [], []
         for device in range(len(self)):
             rows = generator(seed, "split", device).permutation(self.rows(device))

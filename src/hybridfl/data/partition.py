@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_positive, require_whole
 from hybridfl.randomness import generator
 
 Rows = NDArray[np.int64]
@@ -47,9 +47,9 @@ class PowerLaw:
     at_least: int = 5
 
     def __post_init__(self) -> None:
-        require_positive("labels_a_device", self.labels_a_device)
+        require_whole("labels_a_device", self.labels_a_device)
         require_positive("sigma", self.sigma)
-        require_positive("at_least", self.at_least)
+        require_whole("at_least", self.at_least)
 
     def __call__(self, labels: NDArray[np.int64], devices: int, seed: int) -> list[Rows]:
         _check(labels, devices)
@@ -106,7 +106,7 @@ class Shards:
     shards_a_device: int = 2
 
     def __post_init__(self) -> None:
-        require_positive("shards_a_device", self.shards_a_device)
+        require_whole("shards_a_device", self.shards_a_device)
 
     def __call__(self, labels: NDArray[np.int64], devices: int, seed: int) -> list[Rows]:
         _check(labels, devices, self.shards_a_device)
@@ -150,7 +150,7 @@ def _sorted(parts: list[Rows]) -> list[Rows]:
 
 
 def _check(labels: NDArray[np.int64], devices: int, a_device: int = 1) -> None:
-    require_positive("devices", devices)
+    require_whole("devices", devices)
     if devices * a_device > len(labels):
         parts = f"{devices} devices" if a_device == 1 else f"{devices} devices of {a_device} shards"
         raise InputError(f"{len(labels)} samples cannot be shared out among {parts}: ask for fewer.")

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hybridfl.data.federated import Samples
 from hybridfl.data.packed import open_packed
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_whole
 from hybridfl.randomness import generator
 
 Rows = NDArray[np.int64]
@@ -106,7 +106,7 @@ class Chosen:
     at_least: int = 20
 
     def __post_init__(self) -> None:
-        require_positive("at_least", self.at_least)
+        require_whole("at_least", self.at_least)
 
     def __call__(self, users: Sequence[str], devices: int, seed: int) -> list[Rows]:
         return _drawn(users, self.at_least, devices, seed)[:devices]
@@ -123,9 +123,9 @@ class Merged:
     tweets: int | None = 40_783
 
     def __post_init__(self) -> None:
-        require_positive("at_least", self.at_least)
+        require_whole("at_least", self.at_least)
         if self.tweets is not None:
-            require_positive("tweets", self.tweets)
+            require_whole("tweets", self.tweets)
 
     def __call__(self, users: Sequence[str], devices: int, seed: int) -> list[Rows]:
         drawn = _drawn(users, self.at_least, devices, seed)
@@ -142,7 +142,7 @@ class Merged:
 
 def _drawn(users: Sequence[str], at_least: int, devices: int, seed: int) -> list[Rows]:
     """The rows of every user of at least so many tweets, users in an order drawn by the seed."""
-    require_positive("devices", devices)
+    require_whole("devices", devices)
     _, who = np.unique(np.array(users), return_inverse=True)
     by_user = np.split(np.argsort(who, kind="stable"), np.cumsum(np.bincount(who))[:-1])
     eligible = [rows for rows in by_user if len(rows) >= at_least]
@@ -172,7 +172,7 @@ PADDING, UNKNOWN = 0, 1
 
 def vocabulary(texts: Iterable[Sequence[str]], size: int) -> dict[str, int]:
     """The codes of the most frequent words (of equals, the first in the alphabet): `size` with padding's and unknown words'."""
-    require_positive("vocabulary", size)
+    require_whole("vocabulary", size)
     counts = Counter(word for text in texts for word in text)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))[: max(size - 2, 0)]
     return {word: code for code, word in enumerate(ranked, start=2)}

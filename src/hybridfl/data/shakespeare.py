@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from hybridfl.data.federated import Samples
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_whole
 from hybridfl.randomness import generator
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -122,7 +122,7 @@ def _encode(text: str) -> NDArray[np.uint8]:
 
 def draw_roles(samples: Samples, devices: int, seed: int) -> Samples:
     """So many of the roles, drawn by the seed, with all they say."""
-    require_positive("devices", devices)
+    require_whole("devices", devices)
     if devices > len(samples):
         raise InputError(f"{devices} devices, but the plays have {len(samples)} roles: ask for fewer.")
     return samples.with_rows([samples.rows(role) for role in _drawn(len(samples), devices, seed, attempt=0)])
@@ -136,7 +136,7 @@ def draw_sequences(samples: Samples, devices: int, sequences: int, seed: int, ga
 
     Roles are drawn until they hold enough; then all are cut short by the same share.
     """
-    require_positive("devices", devices)
+    require_whole("devices", devices)
     usable = samples.num_samples - gap
     eligible = np.flatnonzero(usable >= 2)
     if devices > len(eligible):

@@ -168,10 +168,10 @@ DATA_SETS = {
 }
 
 
-def data_dir(chosen: Path | None = None) -> Path:
+def data_dir(chosen: str | Path | None = None) -> Path:
     """The folder that holds all data sets."""
     if chosen is not None:
-        return chosen
+        return Path(chosen)
     if os.environ.get("HYBRIDFL_DATA"):
         return Path(os.environ["HYBRIDFL_DATA"])
     import pooch

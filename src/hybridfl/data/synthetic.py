@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from hybridfl.data.federated import Samples
-from hybridfl.errors import InputError, require_positive
+from hybridfl.errors import InputError, require_whole
 from hybridfl.randomness import generator
 
 NUM_FEATURES = 60
@@ -63,8 +63,9 @@ def synthetic_crowd(
     Drawn with replacement, each device for itself; so only `kinds` devices' data are ever made, and a million devices share
     them. The test samples are those devices' own, `test_share` of each; they belong to the first `kinds` of the fleet.
     """
-    require_positive("devices", devices)
-    require_positive("samples", samples)
+    require_whole("devices", devices)
+    require_whole("samples", samples)
+    require_whole("kinds", kinds)
     kinds = min(kinds, devices)
     train, test = synthetic(gamma, xi, kinds, seed).split(test_share, seed)
     kind = np.arange(devices) % kinds
@@ -88,7 +89,7 @@ def _device(
 
 
 def _check(gamma: float, xi: float, devices: int) -> None:
-    require_positive("devices", devices)
+    require_whole("devices", devices)
     for name, value in (("gamma", gamma), ("xi", xi)):
         if not value >= 0:
             raise InputError(f"{name}={value} is a standard deviation: give 0 or more.")

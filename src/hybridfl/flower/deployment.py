@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from hybridfl.algorithms.growing import Growing
 from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.data.federated import Samples
-from hybridfl.errors import InputError, require_positive, require_seed
+from hybridfl.errors import InputError, require_positive, require_seed, require_whole
 from hybridfl.flower.patience import Patience
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.plan import versions
 from hybridfl.protocol import Algorithm
 from hybridfl.provenance import code_of, repr_of
 from hybridfl.records import DEPLOYED, Config
-from hybridfl.trial import check_trainable, check_trial
+from hybridfl.trial import check_first_weights, check_labels, check_trainable, check_trial
 from hybridfl.vectors import flatten
 
 
@@ -55,14 +55,21 @@ class Deployment:
     def __post_init__(self) -> None:
         if self.seconds is None and self.rounds is None:
             raise InputError("The deployment has no end: give seconds, rounds or both.")
+        object.__setattr__(self, "out", Path(self.out))
         require_seed(self.seed)
-        for name in ("rounds", "seconds", "devices", "checkpoint_every", "enrol_seconds"):
+        require_whole("devices", self.devices)
+        if self.rounds is not None:
+            require_whole("rounds", self.rounds)
+        for name in ("seconds", "checkpoint_every", "enrol_seconds"):
             if getattr(self, name) is not None:
                 require_positive(name, getattr(self, name))
+        check_first_weights(self.model)
         if self.test is None:
             check_trainable(self.model)
         else:
-            check_trial(self.model, self.loss, Samples.from_devices([self.test]))
+            test = Samples.from_devices([self.test])
+            check_trial(self.model, self.loss, test)
+            check_labels(self.model, self.loss, test)
 
     @property
     def guarded(self) -> Algorithm[Any]:

@@ -26,7 +26,7 @@ from hybridfl.records import Record, changed_code, check_folder, fingerprint
 from hybridfl.run import Moment, run
 from hybridfl.run_folder import RunFolder
 from hybridfl.tally import Draft, Tally, models_in
-from hybridfl.vectors import flatten, unflatten
+from hybridfl.vectors import flatten, state_of
 
 log = logging.getLogger("flwr.hybridfl")
 
@@ -94,7 +94,7 @@ def serve(
         else:
             transport.wait_for(range(len(transport.roster)), deployment.patience.restart)
         weights, last = _play(deployment, transport, keeper, standing, record)
-        files.finish(unflatten(deployment.model, weights), keeper.wall_seconds)
+        files.finish(state_of(deployment.model, weights), keeper.wall_seconds)
         keeper.journal.forget_all()
         if last.has_diverged:
             raise InputError(

@@ -25,7 +25,6 @@ from hybridfl.spelling import read_task
 from hybridfl.task import Task
 from hybridfl.tasks import PAPER_L2
 from hybridfl.timing import PaperDelays
-from hybridfl.vectors import flatten
 
 MAX_DELAY = 10
 CLASSES = 10
@@ -48,7 +47,7 @@ def _measured(study: Study, seed: int, data_dir: Path | None) -> dict[str, Any]:
     return {
         "minimum": lowest.value,
         "certified": lowest.certified,
-        "start": problem.value_and_gradient(flatten(task.model).double().numpy(), theory.EVERYTHING)[0],
+        "start": problem.value_and_gradient(task.first_weights.double().numpy(), theory.EVERYTHING)[0],
         "falling": {
             PRINTED: _falling(problem, task, HFL.as_printed(local=FALLING), study.rounds, seed),
             OURS: _falling(problem, task, HFL(local=FALLING), study.rounds, seed),
@@ -79,7 +78,7 @@ def _constant(problem: Problem, task: Task, algorithm: HFL, rounds: int, seed: i
 
 def _followed(plan: Run) -> tuple[list[Floats], float]:
     """The weights of every version, and the longest accumulated gradient."""
-    models, longest = [flatten(plan.task.model).double().numpy()], 0.0
+    models, longest = [plan.task.first_weights.double().numpy()], 0.0
     for moment in _moments(plan):
         longest = max([longest, *(float(update.gradient.norm()) for update in moment.inbox.updates)])
         if moment.state.version >= len(models):
@@ -106,7 +105,7 @@ def _moments(plan: Run) -> Iterator[Moment[Any]]:
     stage = plan.stage
     trainer = trainer_for(stage.task, plan.seed)
     simulation = Simulation(stage.fleet, trainer, stage.timing, stage.timing.comes_online, stage.timing.answer)
-    state, outbox = stage.algorithm.init(flatten(stage.task.model), stage.fleet)
+    state, outbox = stage.algorithm.init(stage.task.first_weights, stage.fleet)
     for moment in run(stage.algorithm, simulation, state, outbox):
         yield moment
         if plan.rounds is not None and moment.state.version >= plan.rounds:
