@@ -17,7 +17,14 @@ def test_a_plural_that_takes_no_s_is_given() -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(500, "0.5 kB"), (1.5e6, "1.5 MB"), (21.4e9, "21.4 GB"), (6.4e11, "640 GB"), (4.3e14, "430 TB"), (2e19, "20,000 PB")],
+    [
+        (500, "0.5 kB"),
+        (1.5e6, "1.5 MB"),
+        (21.4e9, "21.4 GB"),
+        (6.4e11, "640 GB"),
+        (4.3e14, "430 TB"),
+        (2e19, "20,000 PB"),
+    ],
 )
 def test_bytes_are_told_in_three_digits(count: float, text: str) -> None:
     assert in_bytes(count) == text

@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridfl.algorithms.guard import Guard
 from hybridfl.conditions import Conditions
-from hybridfl.engines import CPU, device_named
+from hybridfl.engines import CPU, device_named, warn_if_slow
 from hybridfl.errors import InputError
 from hybridfl.folder_lock import locked
 from hybridfl.lockstep import Event, Saves, execute_all
@@ -20,6 +20,7 @@ from hybridfl.protocol import Algorithm
 from hybridfl.records import Record, changed_code, changed_versions, check_apart, check_folder, load
 from hybridfl.run_folder import RunFolder
 from hybridfl.saving import FolderSaves
+from hybridfl.standstill import why_no_version
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
 from hybridfl.timing import Pace
@@ -29,8 +30,11 @@ log = logging.getLogger("hybridfl")
 
 def execute(plan: Run, device: str = "auto") -> Iterator[Snapshot]:
     """Play a run in virtual time: a snapshot at the start and at every evaluation."""
-    for _, event in execute_all([plan], device_named(device)):
+    place = device_named(device)
+    warn_if_slow(plan.task, place)
+    for _, event in execute_all([plan], place):
         if isinstance(event, Snapshot):
+            _warn_of_standstill(plan, event)
             yield event
 
 
@@ -88,6 +92,9 @@ def save_all(
         if not fresh:
             _check_code(folder, saves.files(plan))
 
+    for task in {id(plan.task): plan.task for plan in plans}.values():
+        warn_if_slow(task, place)
+
     def play(left: Sequence[Run]) -> Iterator[tuple[Run, Event]]:
         return execute_all(left, place, saves=saves) if ray is None else _on_ray(left, device, ray, saves)
 
@@ -125,7 +132,16 @@ def _saved(
         for plan, event in play([plan for plan in plans if not saves.files(plan).is_finished]):
             saves.write(plan, event)
             if isinstance(event, Snapshot):
+                _warn_of_standstill(plan, event)
                 yield plan, event.record
+
+
+def _warn_of_standstill(plan: Run, said: Snapshot) -> None:
+    """Beside its first record, at 0 s, a run that makes no version has one more, at its end, and all its arrivals with it."""
+    if said.record.seconds > 0:
+        reason = why_no_version(said.record, said.arrivals, plan.stage.timing.expected_seconds)
+        if reason is not None:
+            log.warning("%s, seed %d: no version was made: %s", plan.name, plan.seed, reason)
 
 
 def _on_ray(plans: Sequence[Run], device: str, address: str, saves: Saves) -> Iterator[tuple[Run, Event]]:

@@ -5,6 +5,7 @@ A partition is one array of rows a device. All of them are seeded, and give ever
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -137,11 +138,15 @@ def _cut(rows: Rows, shares: NDArray[np.float64]) -> list[Rows]:
 
 
 def _without_empty(parts: list[Rows]) -> list[Rows]:
-    """A device that got nothing gets one sample of whoever has most."""
+    """A device that got nothing gets one sample of the device that has most, the first of several."""
+    richest_first = [(-len(part), device) for device, part in enumerate(parts)]
+    heapq.heapify(richest_first)
     for device in range(len(parts)):
         if not len(parts[device]):
-            richest = max(range(len(parts)), key=lambda other: len(parts[other]))
+            size, richest = richest_first[0]
             parts[device], parts[richest] = parts[richest][:1], parts[richest][1:]
+            heapq.heapreplace(richest_first, (size + 1, richest))
+            heapq.heappush(richest_first, (-1, device))
     return _sorted(parts)
 
 
