@@ -10,6 +10,7 @@ import typer
 
 from hybridfl.cli_data import DataDirOption
 from hybridfl.cli_options import DeviceOption, QuietOption
+from hybridfl.cli_stopping import stoppable
 from hybridfl.errors import InputError, nearest
 
 
@@ -57,11 +58,8 @@ def reproduce(
         sized = [study.quick() if quick else study.at_full_size() if full else study for study in chosen]
         plan = Plan([replace(study, seeds=seeds or study.seeds) for study in sized], out, data_dir)
         plan.check(device)
-        try:
+        with stoppable(lambda: "Stopped. The same command goes on."):
             reproduce(plan, device, quiet)
-        except KeyboardInterrupt:
-            typer.echo("Stopped. The same command goes on.", err=True)
-            raise typer.Exit(130) from None
     page = write_page(out, STUDIES)
     if not quiet:
         typer.echo(f"Page: {page}")
