@@ -8,7 +8,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -331,21 +331,29 @@ def algorithms() -> None:
     from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, spelled
 
     console = Console()
+
+    def print_table(title: str, second: str, rows: Iterable[tuple[str, str]]) -> None:
+        table = Table(box=None, pad_edge=False)
+        table.add_column(title, no_wrap=True)
+        table.add_column(second, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
     kinds: tuple[tuple[str, Mapping[str, Callable[..., object]]], ...] = (
         ("Algorithm", ALGORITHMS),
         ("Task", TASKS),
         ("Fleet", FLEETS),
     )
     for title, constructors in kinds:
-        table = Table(title, "Its hyperparameters and their defaults", box=None, pad_edge=False)
-        for name, constructor in constructors.items():
-            table.add_row(name, spelled(name, constructor))
-        console.print(table)
+        rows = [(name, spelled(name, constructor)) for name, constructor in constructors.items()]
+        print_table(title, "Its hyperparameters and their defaults", rows)
         console.print()
-    table = Table("Where this is wanted", "one of these may stand", box=None, pad_edge=False)
-    for role, parts in PARTS.items():
-        table.add_row(role.__name__, "\n".join(spelled(part.__name__, part) for part in parts))
-    console.print(table)
+    print_table(
+        "Where this is wanted",
+        "one of these may stand",
+        [(role.__name__, "\n".join(spelled(part.__name__, part) for part in parts)) for role, parts in PARTS.items()],
+    )
 
 
 app.command(
