@@ -41,6 +41,7 @@ from hybridfl.cli_options import (
 from hybridfl.cli_stopping import STOPPED, Stoppable, again, stoppable
 from hybridfl.errors import MOST_SEED, InputError, nearest
 from hybridfl.waiting import making_data, under_way
+from hybridfl.wording import counted
 
 if TYPE_CHECKING:
     from hybridfl.algorithms.local_work import FullWork
@@ -280,7 +281,7 @@ def compare(
     elif not quiet:
         bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
         cut = " (interrupted: runs end at different times)" if interrupted else ""
-        title = f"{runs[0].task.name}, {devices} devices, {runs[0].stage.is_straggler.mean():.0%} stragglers{cut}"
+        title = f"{runs[0].task.name}, {counted(devices, 'device')}, {runs[0].stage.is_straggler.mean():.0%} stragglers{cut}"
         print_table(rows, goal, title, bounds)
     with stoppable(lambda: _how_to_go_on(folder)):
         _report(folder, goal, say=not quiet and not as_json)
@@ -314,7 +315,7 @@ def tensorboard(
 
     events = Events(folder)
     count = events.write()
-    typer.echo(f"{count} records. Look at them with: tensorboard --logdir {events.folder}")
+    typer.echo(f"{counted(count, 'record')}. Look at them with: tensorboard --logdir {events.folder}")
     with contextlib.suppress(KeyboardInterrupt):
         while follow:
             time.sleep(2)
@@ -488,16 +489,17 @@ def _say_what_has_ended(plans: Sequence[Run], folders: Sequence[Path], quiet: bo
 
     ended = [RunFolder(folder, plan.config).is_finished for plan, folder in zip(plans, folders, strict=True)]
     if any(ended) and not quiet:
-        which = "This run has" if len(plans) == 1 else f"{sum(ended)} of {len(plans)} runs have"
+        have = "has" if sum(ended) == 1 else "have"
+        which = "This run has" if len(plans) == 1 else f"{sum(ended)} of {len(plans)} runs {have}"
         typer.echo(f"{which} ended already and will only be read; --fresh runs again.", err=True)
 
 
 def _ended(plan: Run, record: Record) -> str:
     counts = {"merged": record.merged, "discarded": record.discarded, "refused": record.refused}
-    updates = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count or fate != "refused")
-    lost = f"; {record.lost} jobs lost" if record.lost else ""
-    lost += f"; {record.barred} of {len(plan.task.train)} devices in quarantine" if record.barred else ""
+    updates = ", ".join(f"{count:,} {fate}" for fate, count in counts.items() if count or fate != "refused")
+    lost = f"; {counted(record.lost, 'job')} lost" if record.lost else ""
+    lost += f"; {record.barred:,} of {counted(len(plan.task.train), 'device')} in quarantine" if record.barred else ""
     return (
         f"{plan.name} on {plan.task.name}, seed {plan.seed}: test accuracy {record.test_accuracy:.1%} after "
-        f"{record.version} versions and {record.seconds:g} s of virtual time; updates: {updates}{lost}."
+        f"{counted(record.version, 'version')} and {record.seconds:g} s of virtual time; updates: {updates}{lost}."
     )

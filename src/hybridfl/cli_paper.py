@@ -12,6 +12,7 @@ from hybridfl.cli_data import DataDirOption
 from hybridfl.cli_options import DeviceOption, QuietOption
 from hybridfl.cli_stopping import stoppable
 from hybridfl.errors import InputError, nearest
+from hybridfl.wording import counted
 
 
 def reproduce(
@@ -73,5 +74,5 @@ def _list() -> None:
 
     table = Table("Study", "In the paper", "Runs", box=None, pad_edge=False)
     for study in STUDIES:
-        table.add_row(study.name, study.shows, f"{len(study.arms)} × {study.seeds} seeds")
+        table.add_row(study.name, study.shows, f"{len(study.arms)} × {counted(study.seeds, 'seed')}")
     Console(highlight=False).print(table)

@@ -32,7 +32,7 @@ def check_room(devices: int, bytes_per_device: float, otherwise: str = "") -> No
 
 def _two_digits(value: float) -> int:
     """Rounded down: 52,345 is 52,000."""
-    size = 10 ** max(0, len(str(int(value))) - 2)
+    size = int(10 ** max(0, len(str(int(value))) - 2))
     return int(value) // size * size
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -13,7 +14,7 @@ from hybridfl.charts import VERMILLION
 from hybridfl.label_counts import LabelCounts
 from hybridfl.plots import NO_DATES, STYLE, TWO_COLUMNS
 
-DOTS = {"color": VERMILLION, "alpha": 0.6}
+DOTS: dict[str, Any] = {"color": VERMILLION, "alpha": 0.6}
 
 
 def write_label_plot(labels: LabelCounts, title: str, path: Path) -> None:

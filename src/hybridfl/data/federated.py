@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hybridfl.errors import InputError, require_share
 from hybridfl.randomness import generator
+from hybridfl.wording import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,9 @@ class Samples:
             raise InputError("The list of devices is empty: give one (inputs, targets) pair a device.")
         for device, (inputs, targets) in enumerate(devices):
             if len(inputs) != len(targets):
-                raise InputError(f"Device {device} has {len(inputs)} inputs but {len(targets)} targets: give one each.")
+                raise InputError(
+                    f"Device {device} has {counted(len(inputs), 'input')} but {counted(len(targets), 'target')}: give one each."
+                )
         sizes = [len(inputs) for inputs, _ in devices]
         samples = cls(
             inputs=torch.cat([inputs for inputs, _ in devices]),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hybridfl.errors import InputError, require_positive
 from hybridfl.randomness import generator
+from hybridfl.wording import counted
 
 Rows = NDArray[np.int64]
 
@@ -57,7 +58,7 @@ class PowerLaw:
         known = np.unique(labels)
         if self.labels_a_device > len(known):
             raise InputError(
-                f"labels_a_device={self.labels_a_device}, but the data have {len(known)} labels: ask for fewer."
+                f"labels_a_device={self.labels_a_device}, but the data have {counted(len(known), 'label')}: ask for fewer."
             )
         draw = generator(seed, "partition")
         parts: list[list[Rows]] = [[] for _ in range(devices)]
@@ -157,5 +158,5 @@ def _sorted(parts: list[Rows]) -> list[Rows]:
 def _check(labels: NDArray[np.int64], devices: int, a_device: int = 1) -> None:
     require_positive("devices", devices)
     if devices * a_device > len(labels):
-        parts = f"{devices} devices" if a_device == 1 else f"{devices} devices of {a_device} shards"
-        raise InputError(f"{len(labels)} samples cannot be shared out among {parts}: ask for fewer.")
+        parts = counted(devices, "device") + (f" of {counted(a_device, 'shard')}" if a_device > 1 else "")
+        raise InputError(f"{counted(len(labels), 'sample')} cannot be shared out among {parts}: ask for fewer.")
