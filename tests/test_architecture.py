@@ -62,7 +62,7 @@ def test_imports_are_seen() -> None:
     assert "randomness" in reached("experiment")
 
 
-@pytest.mark.parametrize("name", ["protocol", "errors"])
+@pytest.mark.parametrize("name", ["protocol", "errors", "wording"])
 def test_the_vocabulary_imports_nothing_of_ours(name: str) -> None:
     assert ours(name) == set()
 
@@ -74,7 +74,7 @@ def test_vectors_and_randomness_import_the_vocabulary_only(name: str) -> None:
 
 @pytest.mark.parametrize("name", modules_in("algorithms"))
 def test_algorithms_import_the_vocabulary_and_each_other_only(name: str) -> None:
-    assert ours(name) <= {"protocol", "vectors", "randomness", "errors", *modules_in("algorithms")}
+    assert ours(name) <= {"protocol", "vectors", "randomness", "errors", "wording", *modules_in("algorithms")}
 
 
 @pytest.mark.parametrize("name", modules_in("algorithms"))
@@ -113,7 +113,7 @@ def test_nothing_imports_the_command_line(name: str) -> None:
 def test_reports_read_result_folders_only(name: str) -> None:
     drawn = {"summary", "charts", "panels", "plots", "fault_table", "headline", "report"}
     assert name in MODULES
-    assert reached(name) <= {"errors", "records", "interval", *drawn}
+    assert reached(name) <= {"errors", "wording", "records", "interval", *drawn}
     assert "hybridfl" not in imported(name)
     assert "torch" not in {each.split(".")[0] for each in imported(name)}
 

@@ -377,10 +377,17 @@ class TestFleet:
         assert "stragglers" in result.output
         assert ("×" in result.output.split("not there")[0].rsplit("\n", 2)[0]) == (name in ("day-night", "flaky"))
 
+    @pytest.mark.parametrize("width", [40, 60, 200])
+    def test_show_fills_the_terminal(self, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("COLUMNS", str(width))
+        lines = hybridfl("fleet", "show", "flaky").output.splitlines()
+        assert {len(line) for line in lines if line.startswith("device ")} == {width}
+        assert any(line.startswith("           0 ") and line.endswith("60 s") and len(line) == width for line in lines)
+
     def test_show_takes_a_fleet_as_it_prints(self) -> None:
         result = hybridfl("fleet", "show", "PerDevice((1, 2, 60))", "--devices", 3)
         lines = [line for line in result.output.splitlines() if line.startswith("device")]
-        assert lines[2].split()[-1] == "█" * 60
+        assert lines[2].split()[-1] == "█" * (80 - len("device 2  "))
 
     def test_unknown_fleets_are_named(self) -> None:
         with pytest.raises(InputError) as error:
@@ -390,7 +397,7 @@ class TestFleet:
     def test_import_from_fedscale(self, tmp_path: Path) -> None:
         (tmp_path / "capacity.json").write_text(json.dumps({"1": {"computation": 100.0, "communication": 8000.0}}))
         result = hybridfl("fleet", "import", "fedscale-capacity", tmp_path / "capacity.json", tmp_path / "fleet.csv")
-        assert "1 devices in" in result.output
+        assert "1 device in" in result.output
         result = hybridfl(
             *("run", "--fleet", f"Recorded('{tmp_path / 'fleet.csv'}')", "--rounds", 2, "--devices", 4),
             *("--out", tmp_path / "run", "--epochs", 1),

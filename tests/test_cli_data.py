@@ -1,5 +1,7 @@
 import gzip
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,8 @@ from hybridfl.cli_data import FileProgress
 from hybridfl.data.federated import Samples
 from hybridfl.data.store import RemoteFile, data_dir
 from hybridfl.errors import InputError
-from hybridfl.label_plot import label_counts
+from hybridfl.label_counts import LabelCounts, legend, table
+from hybridfl.label_plot import reference_sizes, write_label_plot
 
 
 def hybridfl(*arguments: object) -> str:
@@ -26,7 +29,7 @@ def test_the_list_says_what_is_here(tmp_path: Path) -> None:
     output = hybridfl("data", "list", "--data-dir", tmp_path)
     assert "fashion-mnist" in output
     assert "30.9 MB" in output
-    assert "yes" not in output
+    assert output.count("not here") == 4
 
 
 def test_where(tmp_path: Path) -> None:
@@ -47,18 +50,92 @@ def test_check_finds_damage(tmp_path: Path) -> None:
         hybridfl("data", "check", "--data-dir", tmp_path)
 
 
+def samples_with(targets: torch.Tensor) -> Samples:
+    return Samples.from_devices([(torch.zeros(len(half), 1), half) for half in targets.tensor_split(2)])
+
+
 def test_labels_are_counted_by_device() -> None:
     samples = Samples.from_devices(
         [(torch.zeros(3, 1), torch.tensor([0, 2, 2])), (torch.zeros(2, 1), torch.tensor([1, 1]))]
     )
-    assert label_counts(samples).tolist() == [[1, 0], [0, 2], [2, 0]]
+    labels = LabelCounts.of(samples)
+    assert labels.counts.tolist() == [[1, 0], [0, 2], [2, 0]]
+    assert labels.names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("targets", "names", "counts"),
+    [
+        (torch.arange(11.0), "0 to 1", [1, 0]),
+        (torch.tensor([[0, 1], [1, 1]]), "0", [1, 0]),
+        (torch.tensor([-1, 1]), "-1", [1, 0]),
+        (torch.full((4,), 2.5), "2.5 to 2.5", [0, 0]),
+        (torch.arange(80), "0", [1, 0]),
+    ],
+    ids=["regression", "sequences", "negative", "all alike", "many"],
+)
+@pytest.mark.parametrize("width", [10, 40, 60, 80, 200])
+def test_targets_of_every_kind_are_shown(
+    targets: torch.Tensor, names: str, counts: list[int], width: int, tmp_path: Path
+) -> None:
+    labels = LabelCounts.of(samples_with(targets))
+    assert labels.counts.sum() == targets.numel()
+    assert labels.names[0] == names
+    assert labels.counts[0].tolist() == counts
+    lines = table(labels, [0, 1], width)
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= max(width, 26)
+    assert legend(labels, width)
+    write_label_plot(labels, "a title", tmp_path / "labels.svg")
+
+
+def test_the_table_shows_shares_and_the_largest_numbers() -> None:
+    samples = Samples.from_devices(
+        [
+            (torch.zeros(8, 1), torch.tensor([0, 0, 0, 0, 0, 0, 0, 2])),
+            (torch.zeros(1200, 1), torch.full((1200,), 1)),
+        ]
+    )
+    assert table(LabelCounts.of(samples), [0, 1], 80) == [
+        "                 012",
+        "device 0      8  ▇·▁  0: 7, 2: 1",
+        "device 1  1,200  ·█·  1: 1,200",
+    ]
+
+
+def test_the_legend_of_the_picture_has_round_numbers() -> None:
+    assert reference_sizes(5251) == [5000, 1000, 200]
+    assert reference_sizes(9) == [5, 2]
+    assert reference_sizes(1) == [1]
 
 
 @pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
 def test_show_draws_a_picture(kind: str, tmp_path: Path) -> None:
     output = hybridfl("data", "show", "--task", "synthetic", "--devices", 5, "--out", tmp_path / f"labels.{kind}")
-    assert "Training samples a device: " in output
+    assert "Training samples per device: " in output
     assert (tmp_path / f"labels.{kind}").stat().st_size > 1000
+
+
+def test_show_writes_no_picture_unasked_and_needs_no_matplotlib(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; sys.argv = ['hybridfl', 'data', 'show', '--devices', '3']; "
+        "from hybridfl.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "device 2" in done.stdout
+    assert "█ more than seven eighths" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+@pytest.mark.parametrize("command", ["data list", "fleet list", "fleet show flaky", "algorithms"])
+def test_lists_and_pictures_keep_to_the_terminals_width(
+    command: str, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = hybridfl(*command.split()).splitlines()
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
 
 
 def test_show_needs_a_folder_to_draw_into(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@ import math
 
 import pytest
 
+from hybridfl.data.store import DATA_SETS
 from hybridfl.errors import InputError, nearest, require_positive, require_share
+from hybridfl.fleets import FLEETS
+from hybridfl.presets import PRESETS
+from hybridfl.spelling import ALGORITHMS, PARTS, TASKS
 
 
 def test_an_input_error_is_a_value_error() -> None:
@@ -17,6 +21,89 @@ def test_nearest_suggests_the_word_as_it_is_spelled(word: str) -> None:
 @pytest.mark.parametrize("words", [["HFL", "FedAvg"], []])
 def test_nearest_says_nothing_where_nothing_is_near(words: list[str]) -> None:
     assert nearest("xyzzy", words) == ""
+
+
+SCHEDULES = ("inverse", "sqrt", "constant", "cosine")
+PART_NAMES = tuple(dict.fromkeys(part.__name__ for parts in PARTS.values() for part in parts))
+NAMES = {
+    "algorithms": tuple(ALGORITHMS),
+    "tasks": tuple(TASKS),
+    "fleets": tuple(FLEETS),
+    "schedules": SCHEDULES,
+    "presets": tuple(PRESETS),
+    "data sets": tuple(DATA_SETS),
+    "parts": PART_NAMES,
+}
+
+
+@pytest.mark.parametrize(
+    ("word", "kind", "meant"),
+    [
+        ("fedavgg", "algorithms", "fedavg"),
+        ("hlf", "algorithms", "hfl"),
+        ("fedbuf", "algorithms", "fedbuff"),
+        ("fedasinc", "algorithms", "fedasync"),
+        ("fedporx", "algorithms", "fedprox"),
+        ("hfl-drfit", "algorithms", "hfl-drift"),
+        ("sgd", "algorithms", "s-sgd"),
+        ("inverze", "schedules", "inverse"),
+        ("cosin", "schedules", "cosine"),
+        ("const", "schedules", "constant"),
+        ("sqr", "schedules", "sqrt"),
+        ("fashon-mnist", "tasks", "fashion-mnist"),
+        ("fashion", "tasks", "fashion-mnist"),
+        ("fashionmnist", "data sets", "fashion-mnist"),
+        ("minst", "tasks", "mnist"),
+        ("sinthetic", "tasks", "synthetic"),
+        ("shakspere", "tasks", "shakespeare"),
+        ("phone", "fleets", "phones"),
+        ("falky", "fleets", "flaky"),
+        ("daynight", "fleets", "day-night"),
+        ("fashion-mnst", "presets", "fashion-mnist"),
+        ("Unifrom", "parts", "Uniform"),
+        ("Dirichelt", "parts", "Dirichlet"),
+        ("LogNormal", "parts", "Lognormal"),
+    ],
+)
+def test_a_slip_of_the_finger_is_recognised(word: str, kind: str, meant: str) -> None:
+    assert nearest(word, NAMES[kind]) == f" Did you mean '{meant}'?"
+
+
+@pytest.mark.parametrize(
+    ("word", "kind"),
+    [
+        ("linear", "schedules"),
+        ("step", "schedules"),
+        ("exponential", "schedules"),
+        ("none", "schedules"),
+        ("scaffold", "algorithms"),
+        ("fedopt", "algorithms"),
+        ("fednova", "algorithms"),
+        ("fedadam", "algorithms"),
+        ("moon", "algorithms"),
+        ("sync", "algorithms"),
+        ("cifar10", "tasks"),
+        ("femnist", "tasks"),
+        ("reddit", "tasks"),
+        ("stackoverflow", "tasks"),
+        ("laptops", "fleets"),
+        ("robots", "fleets"),
+        ("imagenet", "data sets"),
+        ("Normal", "parts"),
+        ("Exponential", "parts"),
+        ("", "algorithms"),
+        ("x", "tasks"),
+        ("Ж", "fleets"),
+    ],
+)
+def test_another_word_is_not_taken_for_a_known_one(word: str, kind: str) -> None:
+    assert nearest(word, NAMES[kind]) == ""
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_no_known_name_is_taken_for_another(kind: str) -> None:
+    for name in NAMES[kind]:
+        assert nearest(name, NAMES[kind]) == f" Did you mean '{name}'?"
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, 1.0, 0, 1])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -37,7 +38,10 @@ from hybridfl.cli_options import (
     StragglersOption,
     TaskOption,
 )
+from hybridfl.cli_stopping import STOPPED, Stoppable, again, stoppable
 from hybridfl.errors import MOST_SEED, InputError, nearest
+from hybridfl.waiting import making_data, under_way
+from hybridfl.wording import counted
 
 if TYPE_CHECKING:
     from hybridfl.algorithms.local_work import FullWork
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
     from hybridfl.timing import Pace
 
 app = typer.Typer(
+    cls=Stoppable,
     no_args_is_help=True,
     rich_markup_mode="rich",
     add_completion=False,
@@ -131,25 +136,26 @@ def run(
     quiet: QuietOption = False,
 ) -> None:
     """Run one algorithm in virtual time. Without --seconds or --rounds: 200 rounds."""
-    from hybridfl.comparison import Comparison, slug
-    from hybridfl.spelling import read_guard, read_labelled, read_task
-
-    local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
     if seconds is None and rounds is None:
         rounds = 200
-    comparison = Comparison(
-        read_task(task),
-        dict([read_labelled(algorithm, local)]),
-        _fleet(fleet, stragglers, max_delay),
-        devices,
-        (seed,),
-        seconds,
-        rounds,
-        evaluate_every,
-        data_dir,
-        read_guard(guard),
-    )
-    (plan,) = comparison.runs()
+    with stoppable(), making_data(devices, quiet):
+        from hybridfl.comparison import Comparison, slug
+        from hybridfl.spelling import read_guard, read_labelled, read_task
+
+        local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
+        comparison = Comparison(
+            read_task(task),
+            dict([read_labelled(algorithm, local)]),
+            _fleet(fleet, stragglers, max_delay),
+            devices,
+            (seed,),
+            seconds,
+            rounds,
+            evaluate_every,
+            data_dir,
+            read_guard(guard),
+        )
+        (plan,) = comparison.runs()
     folder = out or Path("results") / slug(f"{plan.task.name}-{plan.name}-seed-{seed}")
     _print_notes(plan.task, quiet)
     _play([plan], [folder], folder, device, ray, checkpoint_every, fresh, quiet)
@@ -170,9 +176,10 @@ def resume(
 
     The records are those of a run that was never interrupted, byte for byte.
     """
-    from hybridfl.resuming import planned
+    with stoppable(), under_way("Making the data again", quiet or not sys.stderr.isatty()):
+        from hybridfl.resuming import planned
 
-    plans = planned(folder, data_dir)
+        plans = planned(folder, data_dir)
     _play(list(plans.values()), list(plans), folder, device, ray, checkpoint_every, False, quiet)
 
 
@@ -228,41 +235,42 @@ def compare(
 
     They get equal virtual time (--seconds, 200 by default) or equal rounds (--rounds).
     """
-    from hybridfl.comparison import Comparison, check_out, folder_of, slug
-    from hybridfl.errors import require_share
-    from hybridfl.experiment import save_all
-    from hybridfl.progress import RunsDisplay
-    from hybridfl.records import load
-    from hybridfl.spelling import read_algorithms, read_guard, read_task
-    from hybridfl.summary import by_label, default_target, is_bound, measure_of, summarise
-    from hybridfl.summary_table import json_row, print_table
-
-    if target is not None:
-        require_share("target", target)
-    local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
     if seconds is None and rounds is None:
         seconds = 200.0
-    comparison = Comparison(
-        read_task(task),
-        read_algorithms(algorithms, local),
-        _fleet(fleet, stragglers, max_delay),
-        devices,
-        range(seeds),
-        seconds,
-        rounds,
-        evaluate_every,
-        data_dir,
-        read_guard(guard),
-    )
-    runs = list(comparison.runs())
-    folder = out or Path("results") / slug(f"compare-{runs[0].task.name}")
-    folders = [folder_of(folder, plan) for plan in runs]
-    records = save_all(runs, folders, device, ray, checkpoint_every, fresh)
-    check_out(folder, runs)
+    with stoppable(), making_data(devices, quiet):
+        from hybridfl.comparison import Comparison, check_out, folder_of, slug
+        from hybridfl.errors import require_share
+        from hybridfl.experiment import save_all
+        from hybridfl.progress import RunsDisplay
+        from hybridfl.records import load
+        from hybridfl.spelling import read_algorithms, read_guard, read_task
+        from hybridfl.summary import by_label, default_target, is_bound, measure_of, summarise
+        from hybridfl.summary_table import json_row, print_table
+
+        if target is not None:
+            require_share("target", target)
+        local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
+        comparison = Comparison(
+            read_task(task),
+            read_algorithms(algorithms, local),
+            _fleet(fleet, stragglers, max_delay),
+            devices,
+            range(seeds),
+            seconds,
+            rounds,
+            evaluate_every,
+            data_dir,
+            read_guard(guard),
+        )
+        runs = list(comparison.runs())
+        folder = out or Path("results") / slug(f"compare-{runs[0].task.name}")
+        folders = [folder_of(folder, plan) for plan in runs]
+        records = save_all(runs, folders, device, ray, checkpoint_every, fresh)
+        check_out(folder, runs)
     _print_notes(runs[0].task, quiet or as_json)
     _say_what_has_ended(runs, folders, fresh or quiet or as_json)
     interrupted = False
-    with RunsDisplay(runs, quiet) as display:
+    with stoppable(lambda: _how_to_go_on(folder)), RunsDisplay(runs, quiet) as display:
         try:
             for plan, record in records:
                 display.show(plan, record)
@@ -271,8 +279,7 @@ def compare(
     begun = [folder_of(folder, plan) for plan in runs if (folder_of(folder, plan) / "run.json").exists()]
     saved = [run for run in map(load, begun) if run.records]
     if not saved:
-        typer.echo("Stopped before anything was recorded.", err=True)
-        raise typer.Exit(130)
+        _stopped(folder)
     goal = default_target(saved) if target is None else target
     rows = summarise(saved, goal)
     if as_json:
@@ -280,9 +287,10 @@ def compare(
     elif not quiet:
         bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
         cut = " (interrupted: runs end at different times)" if interrupted else ""
-        title = f"{runs[0].task.name}, {devices} devices, {runs[0].stage.is_straggler.mean():.0%} stragglers{cut}"
+        title = f"{runs[0].task.name}, {counted(devices, 'device')}, {runs[0].stage.is_straggler.mean():.0%} stragglers{cut}"
         print_table(rows, goal, title, measure_of(saved), bounds)
-    _report(folder, goal, say=not quiet and not as_json)
+    with stoppable(lambda: _how_to_go_on(folder)):
+        _report(folder, goal, say=not quiet and not as_json)
     if interrupted:
         _stopped(folder)
     if any(row.diverged for row in rows):
@@ -315,7 +323,7 @@ def tensorboard(
 
     events = Events(folder)
     count = events.write()
-    typer.echo(f"{count} records. Look at them with: tensorboard --logdir {events.folder}")
+    typer.echo(f"{counted(count, 'record')}. Look at them with: tensorboard --logdir {events.folder}")
     with contextlib.suppress(KeyboardInterrupt):
         while follow:
             time.sleep(2)
@@ -332,21 +340,29 @@ def algorithms() -> None:
     from hybridfl.spelling import ALGORITHMS, PARTS, TASKS, spelled
 
     console = Console()
+
+    def print_table(title: str, second: str, rows: Iterable[tuple[str, str]]) -> None:
+        table = Table(box=None, pad_edge=False)
+        table.add_column(title, no_wrap=True)
+        table.add_column(second, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
     kinds: tuple[tuple[str, Mapping[str, Callable[..., object]]], ...] = (
         ("Algorithm", ALGORITHMS),
         ("Task", TASKS),
         ("Fleet", FLEETS),
     )
     for title, constructors in kinds:
-        table = Table(title, "Its hyperparameters and their defaults", box=None, pad_edge=False)
-        for name, constructor in constructors.items():
-            table.add_row(name, spelled(name, constructor))
-        console.print(table)
+        rows = [(name, spelled(name, constructor)) for name, constructor in constructors.items()]
+        print_table(title, "Its hyperparameters and their defaults", rows)
         console.print()
-    table = Table("Where this is wanted", "one of these may stand", box=None, pad_edge=False)
-    for role, parts in PARTS.items():
-        table.add_row(role.__name__, "\n".join(spelled(part.__name__, part) for part in parts))
-    console.print(table)
+    print_table(
+        "Where this is wanted",
+        "one of these may stand",
+        [(role.__name__, "\n".join(spelled(part.__name__, part) for part in parts)) for role, parts in PARTS.items()],
+    )
 
 
 app.command(
@@ -404,11 +420,23 @@ def _report(folder: Path, goal: float, say: bool) -> None:
         typer.echo(f"Report: {page}")
 
 
-def _stopped(folder: Path) -> None:
-    typer.echo(
-        f"Stopped. What was recorded until then is in {folder}; go on with `hybridfl resume {folder}`.", err=True
-    )
-    raise typer.Exit(130)
+def _stopped(folder: Path) -> NoReturn:
+    typer.echo(_how_to_go_on(folder), err=True)
+    raise typer.Exit(STOPPED)
+
+
+def _how_to_go_on(folder: Path) -> str:
+    """With runs that were stopped, or with the report on them; without a record, the same command is as good."""
+    from hybridfl.run_folder import FINISHED, RUN
+
+    runs = [path.parent for path in folder.rglob(RUN)] if folder.is_dir() else []
+    name = shlex.quote(str(folder))
+    records = [run / "records.jsonl" for run in runs]
+    if not any(path.exists() and path.stat().st_size for path in records):
+        return again()
+    if all((run / FINISHED).exists() for run in runs):
+        return f"Stopped. The runs in {folder} have ended; `hybridfl report {name}` writes their report."
+    return f"Stopped. What was recorded until then is in {folder}; go on with `hybridfl resume {name}`."
 
 
 def _fleet(fleet: str, stragglers: float | None, max_delay: int | None) -> Pace | Conditions:
@@ -441,12 +469,13 @@ def _play(
     from hybridfl.experiment import save_all
     from hybridfl.progress import RunsDisplay
 
-    records = save_all(plans, folders, device, ray, checkpoint_every, fresh)
-    _say_what_has_ended(plans, folders, fresh or quiet)
+    with stoppable(lambda: _how_to_go_on(root)):
+        records = save_all(plans, folders, device, ray, checkpoint_every, fresh)
+        _say_what_has_ended(plans, folders, fresh or quiet)
     latest: dict[int, Record] = {}
     interrupted = False
     started = time.perf_counter()
-    with RunsDisplay(plans, quiet) as display:
+    with stoppable(lambda: _how_to_go_on(root)), RunsDisplay(plans, quiet) as display:
         try:
             for plan, record in records:
                 latest[id(plan)] = record
@@ -470,17 +499,18 @@ def _say_what_has_ended(plans: Sequence[Run], folders: Sequence[Path], quiet: bo
 
     ended = [RunFolder(folder, plan.config).is_finished for plan, folder in zip(plans, folders, strict=True)]
     if any(ended) and not quiet:
-        which = "This run has" if len(plans) == 1 else f"{sum(ended)} of {len(plans)} runs have"
+        have = "has" if sum(ended) == 1 else "have"
+        which = "This run has" if len(plans) == 1 else f"{sum(ended)} of {len(plans)} runs {have}"
         typer.echo(f"{which} ended already and will only be read; --fresh runs again.", err=True)
 
 
 def _ended(plan: Run, record: Record) -> str:
     counts = {"merged": record.merged, "discarded": record.discarded, "refused": record.refused}
-    updates = ", ".join(f"{count} {fate}" for fate, count in counts.items() if count or fate != "refused")
-    lost = f"; {record.lost} jobs lost" if record.lost else ""
-    lost += f"; {record.barred} of {len(plan.task.train)} devices in quarantine" if record.barred else ""
+    updates = ", ".join(f"{count:,} {fate}" for fate, count in counts.items() if count or fate != "refused")
+    lost = f"; {counted(record.lost, 'job')} lost" if record.lost else ""
+    lost += f"; {record.barred:,} of {counted(len(plan.task.train), 'device')} in quarantine" if record.barred else ""
     return (
-        f"{plan.name} on {plan.task.name}, seed {plan.seed}: {_scores(record)} after {record.version} versions and "
+        f"{plan.name} on {plan.task.name}, seed {plan.seed}: {_scores(record)} after {counted(record.version, 'version')} and "
         f"{record.seconds:g} s of virtual time; updates: {updates}{lost}."
     )
 

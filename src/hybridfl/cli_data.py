@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridfl.errors import MOST_SEED
+from hybridfl.waiting import making_data
+from hybridfl.wording import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from hybridfl.data.store import RemoteFile
+
+ROWS = 12
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Data sets: list, fetch, check, where, show.")
 
@@ -35,15 +39,17 @@ def list_all(data_dir: DataDirOption = None) -> None:
     from hybridfl.data.store import data_dir as folder_of
 
     folder = folder_of(data_dir)
-    table = Table("Name", "What it is", "Size", "Here", "Terms", box=None, pad_edge=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, data_set in DATA_SETS.items():
         found = [find(folder, file) for file in data_set.files]
         is_other = any(path and path != folder / file.name for path, file in zip(found, data_set.files, strict=True))
-        here = (
-            "no" if None in found else "yes" if not is_other else f"as {', '.join(path.name for path in found if path)}"
-        )
-        table.add_row(name, data_set.title, f"{data_set.num_bytes / 1e6:.1f} MB", here, data_set.terms)
-    Console().print(table)
+        here = "here" if not is_other else f"here as {', '.join(path.name for path in found if path)}"
+        table.add_row(f"[bold]{name}[/bold]", data_set.title)
+        table.add_row("", "not here" if None in found else here)
+        table.add_row("", f"[dim]{data_set.num_bytes / 1e6:.1f} MB; terms: {data_set.terms}[/dim]\n")
+    Console(highlight=False).print(table)
 
 
 @app.command()
@@ -104,38 +110,59 @@ def show(
     task: Annotated[str, typer.Option(help="fashion-mnist, 'mnist(Dirichlet(0.1))', synthetic, …")] = "synthetic",
     devices: Annotated[int, typer.Option(help="Devices in the fleet.")] = 100,
     seed: Annotated[int, typer.Option(help="Decides how samples are shared out.", min=0, max=MOST_SEED)] = 0,
-    out: Annotated[Path, typer.Option(help="The picture to write: .svg, .pdf or .png.")] = Path("labels.svg"),
+    out: Annotated[
+        Path | None, typer.Option(help="A picture to write too: .svg, .pdf or .png.", show_default=False)
+    ] = None,
     data_dir: DataDirOption = None,
 ) -> None:
-    """Draw which labels every device holds, and how many of each."""
+    """Show which labels the devices hold, and how many samples of each: a few of them here, all of them in a picture."""
+    with making_data(devices, quiet=False):
+        import numpy as np
+        from rich.console import Console
+
+        from hybridfl.label_counts import LabelCounts, legend, table
+        from hybridfl.spelling import read_task
+
+        if out is not None:
+            _check_picture(out)
+        built = read_task(task).build(devices, seed, data_dir)
+    labels = LabelCounts.of(built.train)
+    chosen = np.unique(np.linspace(0, devices - 1, min(ROWS, devices)).round().astype(int)).tolist()
+    console = Console(highlight=False, markup=False)
+    console.print(f"{task}, seed {seed}: {len(chosen)} of {counted(devices, 'device')}\n")
+    for line in table(labels, chosen, console.width):
+        console.print(line, soft_wrap=True)
+    console.print(f"\n{legend(labels, console.width)}\n")
+    for note in built.notes:
+        console.print(note)
+    console.print(f"{counted(len(built.train.index), 'sample')} to train on, {len(built.test.index):,} to test on.")
+    sizes, held = labels.counts.sum(axis=0), (labels.counts > 0).sum(axis=0)
+    console.print(f"Training samples per device: {sizes.min():,} to {sizes.max():,}, median {np.median(sizes):,g}.")
+    if labels.are_classes:
+        console.print(f"Labels per device: {held.min()} to {held.max()}, median {np.median(held):g}.")
+    if out is not None:
+        from hybridfl.label_plot import write_label_plot
+
+        train = counted(len(built.train.index), "training sample")
+        write_label_plot(labels, f"{task}: {train} on {counted(devices, 'device')}, seed {seed}", out)
+        typer.echo(f"Picture: {out}")
+
+
+def _check_picture(out: Path) -> None:
     from importlib.util import find_spec
 
-    import numpy as np
-
     from hybridfl.errors import InputError
-    from hybridfl.spelling import read_task
 
     if out.suffix not in (".svg", ".pdf", ".png"):
         raise InputError(f"'{out}' is no picture: end its name in .svg, .pdf or .png.")
     if not out.parent.is_dir():
         raise InputError(f"There is no folder '{out.parent}' to put the picture into.")
+    if out.is_dir():
+        raise InputError(f"'{out}' is a folder: give the name of a file.")
     if find_spec("matplotlib") is None:
-        raise InputError("The picture needs matplotlib: pip install 'hybridfl[report]'.")
-    built = read_task(task).build(devices, seed, data_dir)
-    train = built.train
-    from hybridfl.label_plot import label_counts, write_label_plot
-
-    counts = label_counts(train)
-    write_label_plot(train, f"{task}: {len(train.index):,} training samples on {devices} devices, seed {seed}", out)
-    for note in built.notes:
-        typer.echo(note)
-    typer.echo(f"{len(train.index):,} samples to train on, {len(built.test.index):,} to test on.")
-    sizes, held = counts.sum(axis=0), (counts > 0).sum(axis=0)
-    typer.echo(
-        f"Training samples a device: {sizes.min()} to {sizes.max()}, median {np.median(sizes):g}. "
-        f"Labels a device: {held.min()} to {held.max()}, median {np.median(held):g}."
-    )
-    typer.echo(f"Picture: {out}")
+        raise InputError(
+            "The picture needs matplotlib: pip install 'hybridfl[report]'. Without --out there is a table."
+        )
 
 
 class FileProgress:

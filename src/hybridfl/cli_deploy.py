@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from hybridfl.errors import InputError
+from hybridfl.wording import counted
 
 app = typer.Typer(no_args_is_help=True, help="For hybridfl on Flower: certificates, keys, a proxy, a local fleet.")
 
@@ -115,7 +116,7 @@ def local(
             is_slow = number >= devices - slow
             seconds = slow_seconds if is_slow else 0.0
             fleet.node(number, {"partition-id": number, "num-partitions": devices, "at-least-seconds": seconds})
-        typer.echo(f"{devices} devices at {fleet.address}, logs in '{folder}'. Another terminal:\n")
+        typer.echo(f"{counted(devices, 'device')} at {fleet.address}, logs in '{folder}'. Another terminal:\n")
         typer.echo(f"  FLWR_HOME={fleet.home.resolve()} flwr run examples/flower {name} --stream\n")
         typer.echo("Ctrl-C ends it.")
         ended: set[str] = set()

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from hybridfl.errors import MOST_SEED, InputError, nearest
+from hybridfl.wording import counted
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", help="Fleets: list, show, import recorded ones.")
 
-COLUMNS = 60
 ROWS = 12
+FEWEST_COLUMNS = 10
 
 
 @app.command("list")
@@ -26,14 +27,19 @@ def list_all() -> None:
     from hybridfl.fleets import FLEETS
     from hybridfl.spelling import spelled
 
-    table = Table("Fleet", "Jobs, short to long", "What it is", box=None, pad_edge=False)
+    console = Console(highlight=False)
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
     for name, make in FLEETS.items():
         seconds = job_seconds(drawn_up(make(), 100, 0), 100, 200.0)
-        what = f"{(make.__doc__ or '').strip()}\n[dim]{spelled(name, make)}[/dim]\n"
-        jobs = f"{histogram(seconds, 20)}\nmedian {np.median(seconds):.1f}, up to {seconds.max():.1f} s"
-        table.add_row(name, jobs, what)
-    Console().print(table)
-    typer.echo("\nUse one with `hybridfl run --fleet NAME`, look at it with `hybridfl fleet show NAME`.")
+        table.add_row(f"[bold]{name}[/bold]", f"{(make.__doc__ or '').strip()}")
+        table.add_row(
+            "", f"{histogram(seconds, 20)}  jobs take {np.median(seconds):.1f} s (median), up to {seconds.max():.1f} s"
+        )
+        table.add_row("", f"[dim]{spelled(name, make)}[/dim]\n")
+    console.print(table)
+    console.print("Use one with `hybridfl run --fleet NAME`, look at it with `hybridfl fleet show NAME`.")
 
 
 @app.command()
@@ -57,20 +63,24 @@ def show(
     timing = drawn_up(read_fleet(fleet), devices, seed, samples)
     shown = np.unique(np.linspace(0, devices - 1, min(ROWS, devices)).round().astype(int))
     chosen = np.argsort(timing.expected_seconds, kind="stable")[shown].tolist()
-    console = Console(highlight=False)
-    console.print(f"{fleet}: {len(chosen)} of {devices} devices, fastest first, over {seconds:g} virtual seconds\n")
-    for device, line in zip(chosen, timeline(timing, chosen, seconds, COLUMNS), strict=True):
-        console.print(f"device {device:>6}  {line}")
-    console.print(f"{'':15}0{'':{COLUMNS - 8}}{seconds:>5g} s")
-    console.print("\n█▒ at work, one job after the other (▓ many short ones)   × a job that is lost   · not there")
+    console = Console(highlight=False, markup=False)
+    names = [f"device {device:>{len(str(max(chosen)))}}  " for device in chosen]
+    columns = max(FEWEST_COLUMNS, console.width - len(names[0]))
+    how_many = f"{len(chosen)} of {counted(devices, 'device')}"
+    console.print(f"{fleet}: {how_many}, fastest first, over {seconds:g} virtual seconds\n")
+    for name, line in zip(names, timeline(timing, chosen, seconds, columns), strict=True):
+        console.print(name + line, soft_wrap=True)
+    end = f"{seconds:g} s"
+    console.print(f"{'':{len(names[0])}}0{end:>{columns - 1}}", soft_wrap=True)
+    console.print("\n█▒ at work, one job after the other (▓ many short ones)\n×  a job that is lost\n·  not there\n")
     answered = job_seconds(timing, min(devices, 1000), seconds)
     jobs = [job for device in range(min(devices, 1000)) for job in stretches(timing, device, seconds, most=50)]
     lost = sum(job.lost is not None for job in jobs)
     if len(answered):
         low, middle, high = np.quantile(answered, [0.1, 0.5, 0.9])
         console.print(
-            f"A job takes {middle:.2g} s in the middle, one of ten less than {low:.2g} s, one of ten more than {high:.2g} s, "
-            f"the longest {answered.max():.3g} s:  {histogram(answered)}"
+            f"{histogram(answered)}  from the shortest job to the longest, {answered.min():.2g} to {answered.max():.3g} s\n"
+            f"Half of the jobs take less than {middle:.2g} s, a tenth less than {low:.2g} s, a tenth more than {high:.2g} s."
         )
     console.print(
         f"{timing.is_straggler.mean():.0%} of the devices are stragglers; {lost / max(1, len(jobs)):.1%} of the jobs are lost."
@@ -97,4 +107,4 @@ def import_trace(
     if layout not in importers:
         raise InputError(f"Unknown layout '{layout}'.{nearest(layout, importers)} Known: {', '.join(importers)}.")
     importer, usage = importers[layout]
-    typer.echo(f"{importer(source, target)} devices in {target}. Use it with {usage.format(target)}")
+    typer.echo(f"{counted(importer(source, target), 'device')} in {target}. Use it with {usage.format(target)}")

@@ -10,7 +10,9 @@ import typer
 
 from hybridfl.cli_data import DataDirOption
 from hybridfl.cli_options import DeviceOption, QuietOption
+from hybridfl.cli_stopping import stoppable
 from hybridfl.errors import InputError, nearest
+from hybridfl.wording import counted
 
 
 def reproduce(
@@ -57,11 +59,8 @@ def reproduce(
         sized = [study.quick() if quick else study.at_full_size() if full else study for study in chosen]
         plan = Plan([replace(study, seeds=seeds or study.seeds) for study in sized], out, data_dir)
         plan.check(device)
-        try:
+        with stoppable(lambda: "Stopped. The same command goes on."):
             reproduce(plan, device, quiet)
-        except KeyboardInterrupt:
-            typer.echo("Stopped. The same command goes on.", err=True)
-            raise typer.Exit(130) from None
     page = write_page(out, STUDIES)
     if not quiet:
         typer.echo(f"Page: {page}")
@@ -75,5 +74,5 @@ def _list() -> None:
 
     table = Table("Study", "In the paper", "Runs", box=None, pad_edge=False)
     for study in STUDIES:
-        table.add_row(study.name, study.shows, f"{len(study.arms)} × {study.seeds} seeds")
+        table.add_row(study.name, study.shows, f"{len(study.arms)} × {counted(study.seeds, 'seed')}")
     Console(highlight=False).print(table)

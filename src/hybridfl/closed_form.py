@@ -11,6 +11,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.dense import Dense
 from hybridfl.errors import InputError
 from hybridfl.protocol import Vector
+from hybridfl.wording import counted
 
 
 def checked_classes(samples: Samples, num_classes: int) -> Tensor:
@@ -35,7 +36,9 @@ def check_size(weights: Vector, num_features: int, dense: Dense) -> None:
     """The model takes as many features as the samples have, and the weights are the model's."""
     if dense.num_features != num_features:
         raise InputError(
-            f"The model takes {dense.num_features} features, but the samples have {num_features}: make them agree."
+            f"The model takes {counted(dense.num_features, 'feature')}, but the samples have {num_features}: make them agree."
         )
     if weights.numel() != dense.num_parameters:
-        raise InputError(f"The weights are {weights.numel()} numbers, but the model has {dense.num_parameters}.")
+        raise InputError(
+            f"The weights are {counted(weights.numel(), 'number')}, but the model has {dense.num_parameters}."
+        )

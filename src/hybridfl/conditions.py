@@ -17,6 +17,7 @@ from hybridfl.laws import Law, drawn
 from hybridfl.protocol import Job, Loss, Update
 from hybridfl.randomness import generator, key
 from hybridfl.timing import Pace, Paces, PaperDelays, Roster, chosen
+from hybridfl.wording import counted
 
 LEAST_NOTICE = 0.001
 
@@ -149,7 +150,7 @@ class FleetTiming:
         if np.shape(expected) != (len(self._roster),):
             raise InputError(
                 f"{self._conditions.pace!r} expects seconds of shape {np.shape(expected)}, but the fleet has "
-                f"{len(self._roster)} devices: give one number per device."
+                f"{counted(len(self._roster), 'device')}: give one number per device."
             )
         bad = np.flatnonzero(expected <= 0)
         if len(bad):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from importlib.util import find_spec
 
 import numpy as np
@@ -16,6 +18,8 @@ from hybridfl.models import LogisticRegression
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer, LocalSGD
 from hybridfl.trial import chance_of, check_first_weights, check_labels, check_trainable, check_trial
+
+log = logging.getLogger("hybridfl")
 
 CPU = torch.device("cpu")
 
@@ -78,15 +82,32 @@ def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
 
     Numba compiles it for the CPU; on a GPU, Triton does for softmax regression.
     """
-    dense = Dense.of(task.model, task.loss)
-    if dense is None or task.train.targets.dim() != 1:
-        return None
-    as_seen = torch.float32 if task.train.scale is not None else task.train.inputs.dtype
-    if not dense.is_softmax_regression and as_seen != torch.float32:
+    dense = _chain(task)
+    if dense is None:
         return None
     if device.type == "cuda":
         return dense if dense.is_softmax_regression and find_spec("triton") is not None else None
     return dense if find_spec("numba") is not None else None
+
+
+def _chain(task: Task) -> Dense | None:
+    """The chain of linear layers a task's model is, if its closed form is right for the task's samples too."""
+    dense = Dense.of(task.model, task.loss)
+    if dense is None or task.train.targets.dim() != 1:
+        return None
+    as_seen = torch.float32 if task.train.scale is not None else task.train.inputs.dtype
+    return dense if dense.is_softmax_regression or as_seen == torch.float32 else None
+
+
+def warn_if_slow(task: Task, device: torch.device) -> None:
+    """Say once per process that the task would be trained much faster with the compiler for its closed form."""
+    if device.type == "cpu" and find_spec("numba") is None and _chain(task) is not None:
+        _warn_without_numba()
+
+
+@functools.cache
+def _warn_without_numba() -> None:
+    log.warning("Numba is not installed: training takes about 40 times as long. Remedy: pip install 'hybridfl[fast]'.")
 
 
 def check_task(task: Task) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable
 from numbers import Integral, Real
@@ -14,10 +13,36 @@ class InputError(ValueError):
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
-    """`" Did you mean 'fedavg'?"` where something near `word` exists, else an empty string."""
-    known = {known.lower(): known for known in words}
-    matches = difflib.get_close_matches(word.lower(), known, n=1)
-    return f" Did you mean '{known[matches[0]]}'?" if matches else ""
+    """`" Did you mean 'fedavg'?"` where a known word is one slip away from `word`, else an empty string.
+
+    A word of eight letters may have two slips, one of twelve three. The beginning of one known word alone is enough too.
+    """
+    wanted = _plain(word)
+    known = {each: _plain(each) for each in words}
+    slips = {each: _slips(wanted, plain) for each, plain in known.items()}
+    best = min(slips, key=lambda each: slips[each], default="")
+    begun = [each for each, plain in known.items() if len(wanted) >= 3 and plain.startswith(wanted)]
+    if best and slips[best] <= max(1, len(wanted) // 4) and slips[best] < min(len(wanted), len(known[best])):
+        return f" Did you mean '{best}'?"
+    return f" Did you mean '{begun[0]}'?" if len(begun) == 1 else ""
+
+
+def _plain(word: str) -> str:
+    return word.strip().lower().translate(str.maketrans("", "", "-_. "))
+
+
+def _slips(written: str, meant: str) -> int:
+    """Letters left out, put in or mistaken, and neighbours swapped (Damerau's distance)."""
+    before_last: list[int] = []
+    last = list(range(len(meant) + 1))
+    for i, letter in enumerate(written, 1):
+        row = [i]
+        for j, other in enumerate(meant, 1):
+            row.append(min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (letter != other)))
+            if i > 1 and j > 1 and (letter, written[i - 2]) == (meant[j - 2], other):
+                row[j] = min(row[j], before_last[j - 2] + 1)
+        before_last, last = last, row
+    return last[-1]
 
 
 def require_share(name: str, value: float) -> None:

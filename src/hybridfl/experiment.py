@@ -14,7 +14,7 @@ from torch import nn
 
 from hybridfl.algorithms.guard import Guard
 from hybridfl.conditions import Conditions
-from hybridfl.engines import CPU, device_named
+from hybridfl.engines import CPU, device_named, warn_if_slow
 from hybridfl.errors import InputError
 from hybridfl.folder_lock import locked
 from hybridfl.lockstep import Event, Saves, execute_all
@@ -33,6 +33,7 @@ from hybridfl.records import (
 )
 from hybridfl.run_folder import RunFolder
 from hybridfl.saving import FolderSaves
+from hybridfl.standstill import why_no_version
 from hybridfl.tally import Snapshot
 from hybridfl.task import Task
 from hybridfl.timing import Pace
@@ -69,10 +70,20 @@ def execute(plan: Run, device: str = "auto") -> Iterator[Snapshot]:
 
     `break` ends it; `plan.task.model_with(snapshot.weights)` is the model as it was then.
     """
-    for _, event in execute_all([plan], device_named(device)):
+    for event in _played(plan, device):
+        if isinstance(event, Snapshot):
+            yield event
+
+
+def _played(plan: Run, device: str) -> Iterator[Event]:
+    """All that comes of a run; what a reader of its numbers should know is a warning."""
+    place = device_named(device)
+    warn_if_slow(plan.task, place)
+    for _, event in execute_all([plan], place):
         if isinstance(event, Snapshot):
             _warn_of_divergence(plan, event.record)
-            yield event
+            _warn_of_standstill(plan, event)
+        yield event
 
 
 def _warn_of_divergence(plan: Run, record: Record) -> None:
@@ -135,7 +146,7 @@ def simulate(
 def _in_memory(plan: Run, device: str) -> Result:
     records: list[Record] = []
     arrivals: list[Arrival] = []
-    for _, event in execute_all([plan], device_named(device)):
+    for event in _played(plan, device):
         if isinstance(event, Snapshot):
             records.append(event.record)
             arrivals += event.arrivals
@@ -167,6 +178,9 @@ def save_all(
         check_folder(folder, plan.config)
         if not fresh:
             _check_code(folder, saves.files(plan))
+
+    for task in {id(plan.task): plan.task for plan in plans}.values():
+        warn_if_slow(task, place)
 
     def play(left: Sequence[Run]) -> Iterator[tuple[Run, Event]]:
         return execute_all(left, place, saves=saves) if ray is None else _on_ray(left, device, ray, saves)
@@ -208,7 +222,16 @@ def _saved(
             saves.write(plan, event)
             if isinstance(event, Snapshot):
                 _warn_of_divergence(plan, event.record)
+                _warn_of_standstill(plan, event)
                 yield plan, event.record
+
+
+def _warn_of_standstill(plan: Run, said: Snapshot) -> None:
+    """Beside its first record, at 0 s, a run that makes no version has one more, at its end, and all its arrivals with it."""
+    if said.record.seconds > 0:
+        reason = why_no_version(said.record, said.arrivals, plan.stage.timing.expected_seconds)
+        if reason is not None:
+            log.warning("%s, seed %d: no version was made: %s", plan.name, plan.seed, reason)
 
 
 def _on_ray(plans: Sequence[Run], device: str, address: str, saves: Saves) -> Iterator[tuple[Run, Event]]:

@@ -8,6 +8,7 @@ from html import escape
 
 from hybridfl.records import SavedRun
 from hybridfl.summary import by_label
+from hybridfl.wording import counted
 
 MOST_DEVICES = 20
 
@@ -58,7 +59,8 @@ def _by_device(runs: Sequence[SavedRun]) -> str:
         for (label, seed, device), _ in refused.most_common(MOST_DEVICES)
     ]
     more = len(refused) - len(rows)
-    note = f'<p class="note">and {more:,} more devices.</p>' if more else ""
+    others = counted(more, "more device")
+    note = f'<p class="note">and {others}.</p>' if more else ""
     return _table(("algorithm", "seed", "device", "its updates refused"), rows) + note
 
 

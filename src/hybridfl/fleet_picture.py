@@ -11,9 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from hybridfl.conditions import Conditions, FleetTiming, conditions_of
+from hybridfl.free_memory import check_room
 from hybridfl.protocol import Job, Loss, Work
 from hybridfl.timing import Pace, Roster
 
+BYTES_PER_DEVICE = 64
+"""Of what is known of a device: a handful of numbers."""
 BARS = "▁▂▃▄▅▆▇█"
 AT_WORK = "█▒"
 """One job after the other, so that one sees where they end."""
@@ -33,6 +36,7 @@ def drawn_up(
     fleet: Pace | Conditions, devices: int, seed: int, samples: int = 100, model_bytes: int = 0
 ) -> FleetTiming:
     """A fleet whose devices all hold the same number of samples."""
+    check_room(devices, BYTES_PER_DEVICE)
     return conditions_of(fleet).of(Roster(np.full(devices, samples), model_bytes, seed))
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import torch
 
+from hybridfl.errors import InputError
+from hybridfl.wording import counted, in_bytes
+
 _UNLIMITED = 1 << 60
 
 
@@ -15,6 +18,22 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_of_machine(), _of_container())
+
+
+def check_room(devices: int, bytes_per_device: float, otherwise: str = "") -> None:
+    """Raise `InputError` if so many devices would need more memory than is free; `otherwise`: what else would help."""
+    free = free_bytes(torch.device("cpu"))
+    if devices * bytes_per_device > free:
+        raise InputError(
+            f"devices={devices:,} would need about {in_bytes(devices * bytes_per_device)} of memory, and "
+            f"{in_bytes(free)} are free: ask for {counted(_two_digits(free / bytes_per_device), 'device')} at most{otherwise}."
+        )
+
+
+def _two_digits(value: float) -> int:
+    """Rounded down: 52,345 is 52,000."""
+    size = int(10 ** max(0, len(str(int(value))) - 2))
+    return int(value) // size * size
 
 
 def _of_machine() -> int:

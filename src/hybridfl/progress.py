@@ -13,6 +13,10 @@ from rich.table import Column
 
 from hybridfl.plan import Run
 from hybridfl.records import Record
+from hybridfl.waiting import MANY_DEVICES
+
+FIRST_MODEL, FIRST_ROUND = "scoring the first model", "first round"
+"""What is under way while there is no news yet."""
 
 
 def bars(name_width: int, bar_width: int, news_width: int, quiet: bool) -> Progress:
@@ -51,22 +55,28 @@ class RunsDisplay:
     def __init__(self, runs: Sequence[Run], quiet: bool) -> None:
         self._progress = bars(22, 10, 36, quiet)
         self._lines = {
-            name: self._progress.add_task(name, total=sum(run.name == name for run in runs), news="", start=False)
+            name: self._progress.add_task(
+                name, total=sum(run.name == name for run in runs), news=FIRST_MODEL, start=False
+            )
             for name in dict.fromkeys(run.name for run in runs)
         }
         self._all = self._progress.add_task("[bold]all runs", total=len(runs), news="")
+        self._is_long = any(len(run.task.train) >= MANY_DEVICES for run in runs)
         self._parts: dict[str, dict[int, float]] = {name: {} for name in self._lines}
 
     def show(self, run: Run, record: Record) -> None:
         """The newest record of a run that is under way."""
         self._parts[run.name][run.seed] = part_done(run, record)
-        news = f"seed {run.seed}  {score_of(record)}  {record.seconds:,.0f} virtual s"
+        far = f"{record.seconds:,.0f} virtual s" if record.seconds else FIRST_ROUND
+        news = f"seed {run.seed}  {score_of(record)}  {far}"
         self._progress.start_task(self._lines[run.name])
         self._progress.update(self._lines[run.name], news=news, completed=sum(self._parts[run.name].values()))
         self._progress.update(self._all, completed=sum(sum(parts.values()) for parts in self._parts.values()))
 
     def __enter__(self) -> Self:
         self._progress.start()
+        if self._is_long and not self._progress.disable and not self._progress.console.is_terminal:
+            self._progress.console.print("Scoring the first model, then training the first round …")
         return self
 
     def __exit__(

@@ -61,6 +61,7 @@ from hybridfl.tasks import (
 )
 from hybridfl.timing import ComputeAndLink, ConstantSeconds, Drawn, Pace, PaperDelays, PerDevice, Recorded
 from hybridfl.traces import RecordedAvailability
+from hybridfl.wording import counted
 
 Constructor = Callable[..., Any]
 
@@ -227,7 +228,7 @@ def _build(name: str, constructor: Constructor, call: ast.Call, defaults: Mappin
     annotations = typing.get_type_hints(constructor)
     if len(call.args) > len(parameters):
         raise InputError(
-            f"{name} takes {len(parameters)} values at most, not {len(call.args)}: {', '.join(parameters)}."
+            f"{name} takes {counted(len(parameters), 'value')} at most, not {len(call.args)}: {', '.join(parameters)}."
         )
     written = dict(zip(parameters, call.args, strict=False))
     for keyword in call.keywords:

@@ -14,6 +14,7 @@ from hybridfl.laws import Law, Lognormal, drawn
 from hybridfl.protocol import Job
 from hybridfl.randomness import generator, key
 from hybridfl.traces import kind_of, read_capacities, read_seconds
+from hybridfl.wording import counted
 
 SLOW = 1.5
 """Who takes more than so many times the median is called a straggler, where nothing else says who is one."""
@@ -116,7 +117,7 @@ class PerDevice:
     def of(self, roster: Roster) -> OwnSeconds:
         if len(self.seconds) != len(roster):
             raise InputError(
-                f"The seconds are for {len(self.seconds)} devices, but the task has {len(roster)}: make them agree."
+                f"The seconds are for {counted(len(self.seconds), 'device')}, but the task has {len(roster)}: make them agree."
             )
         return _with_slow_ones(np.array(self.seconds), self.slow)
 

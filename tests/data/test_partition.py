@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridfl.data.partition import IID, Dirichlet, Partition, PowerLaw, Rows, Shards, like
+from hybridfl.data.partition import IID, Dirichlet, Partition, PowerLaw, Rows, Shards, _without_empty, like
 from hybridfl.errors import InputError
 
 LABELS = np.repeat(np.arange(10), 300)
@@ -95,3 +95,11 @@ def test_what_cannot_be_shared_out(partition: Partition, message: str) -> None:
 def test_bad_numbers(kind: type, field: str) -> None:
     with pytest.raises(InputError, match=f"{field}=0"):
         kind(**{field: 0})
+
+
+def test_devices_that_got_nothing_are_served_at_once_by_the_richest() -> None:
+    """As many devices as samples: looking for the richest again and again took an hour."""
+    parts = PowerLaw()(np.arange(20_000) % 10, 20_000, seed=0)
+    assert [len(part) for part in parts] == [1] * 20_000
+    few = _without_empty([np.arange(0), np.arange(3), np.arange(3, 6), np.arange(0), np.arange(0)])
+    assert [part.tolist() for part in few] == [[0], [2], [4, 5], [3], [1]]

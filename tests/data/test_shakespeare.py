@@ -163,9 +163,9 @@ def test_drawn_sequences_add_up(sequences: int) -> None:
 @pytest.mark.parametrize(
     ("devices", "sequences", "message"),
     [
-        (6, 100, "6 devices, but 5 roles say enough"),
-        (4, 7, "7 sequences are too few for 4 devices"),
-        (4, 100_000, "hardly ever hold 100,000 sequences"),
+        (6, 100, "6 devices, but 5 roles are long enough"),
+        (4, 7, "sequences=7 are too few for 4 devices"),
+        (4, 100_000, "can hardly hold 100,000 sequences"),
     ],
 )
 def test_what_cannot_be_drawn_is_said(devices: int, sequences: int, message: str) -> None:

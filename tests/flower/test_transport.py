@@ -23,9 +23,7 @@ class TestEnrolment:
 
     def test_too_few_devices_in_time_are_an_error(self) -> None:
         setting = Setting(device())
-        with pytest.raises(
-            InputError, match="1 devices of the 3 wanted have enrolled within 20 s: start more SuperNodes"
-        ):
+        with pytest.raises(InputError, match="1 of 3 devices wanted has enrolled within 20 s: start more SuperNodes"):
             setting.transport.enrol(3, seconds=20)
 
     def test_two_with_one_name_are_told_apart_from_too_few(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -33,7 +31,7 @@ class TestEnrolment:
         with (
             caplog.at_level(logging.WARNING),
             pytest.raises(
-                InputError, match=r"1 devices of the 2 wanted .* 2 nodes say they are 'partition-0'; give each a name"
+                InputError, match=r"1 of 2 devices wanted .* 2 nodes say they are 'partition-0'; give each a name"
             ),
         ):
             setting.transport.enrol(2, seconds=20)

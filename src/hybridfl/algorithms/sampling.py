@@ -11,6 +11,7 @@ import numpy as np
 from hybridfl.errors import InputError, require_positive, require_whole
 from hybridfl.protocol import Fleet
 from hybridfl.randomness import generator
+from hybridfl.wording import counted
 
 
 class Participants(Protocol):
@@ -150,6 +151,6 @@ def drawn(fleet: Fleet, number: int, busy: frozenset[int], count: int, now: floa
 def _check_count(fleet: Fleet, count: int) -> None:
     if count > len(fleet):
         raise InputError(
-            f"{count} participants a round, but the fleet has {len(fleet)} devices: ask for {len(fleet)} at most, or for "
-            "`Everyone()`."
+            f"{counted(count, 'participant')} a round, but the fleet has {counted(len(fleet), 'device')}: ask for "
+            f"{len(fleet)} at most, or for `Everyone()`."
         )

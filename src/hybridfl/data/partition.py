@@ -5,6 +5,7 @@ A partition is one array of rows a device. All of them are seeded, and give ever
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from hybridfl.errors import InputError, require_positive, require_whole
 from hybridfl.randomness import generator
+from hybridfl.wording import counted
 
 Rows = NDArray[np.int64]
 
@@ -56,7 +58,7 @@ class PowerLaw:
         known = np.unique(labels)
         if self.labels_a_device > len(known):
             raise InputError(
-                f"labels_a_device={self.labels_a_device}, but the data have {len(known)} labels: ask for fewer."
+                f"labels_a_device={self.labels_a_device}, but the data have {counted(len(known), 'label')}: ask for fewer."
             )
         draw = generator(seed, "partition")
         parts: list[list[Rows]] = [[] for _ in range(devices)]
@@ -137,11 +139,15 @@ def _cut(rows: Rows, shares: NDArray[np.float64]) -> list[Rows]:
 
 
 def _without_empty(parts: list[Rows]) -> list[Rows]:
-    """A device that got nothing gets one sample of whoever has most."""
+    """A device that got nothing gets one sample of the device that has most, the first of several."""
+    richest_first = [(-len(part), device) for device, part in enumerate(parts)]
+    heapq.heapify(richest_first)
     for device in range(len(parts)):
         if not len(parts[device]):
-            richest = max(range(len(parts)), key=lambda other: len(parts[other]))
+            size, richest = richest_first[0]
             parts[device], parts[richest] = parts[richest][:1], parts[richest][1:]
+            heapq.heapreplace(richest_first, (size + 1, richest))
+            heapq.heappush(richest_first, (-1, device))
     return _sorted(parts)
 
 
@@ -152,5 +158,5 @@ def _sorted(parts: list[Rows]) -> list[Rows]:
 def _check(labels: NDArray[np.int64], devices: int, a_device: int = 1) -> None:
     require_whole("devices", devices)
     if devices * a_device > len(labels):
-        parts = f"{devices} devices" if a_device == 1 else f"{devices} devices of {a_device} shards"
-        raise InputError(f"{len(labels)} samples cannot be shared out among {parts}: ask for fewer.")
+        parts = counted(devices, "device") + (f" of {counted(a_device, 'shard')}" if a_device > 1 else "")
+        raise InputError(f"{counted(len(labels), 'sample')} cannot be shared out among {parts}: ask for fewer.")

@@ -24,6 +24,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.data.packed import open_packed
 from hybridfl.errors import InputError, require_whole
 from hybridfl.randomness import generator
+from hybridfl.wording import counted
 
 Rows = NDArray[np.int64]
 
@@ -49,7 +50,7 @@ class Tweets:
     def notes(self) -> tuple[str, ...]:
         """What a reader of results should know of the file."""
         kinds = ((self.malformed, "malformed rows left out"), (self.undecodable, "undecodable characters blanked"))
-        return tuple(f"{len(self.users):,} tweets read, {what}: {count:,}" for count, what in kinds if count)
+        return tuple(f"{counted(len(self.users), 'tweet')} read, {what}: {count:,}" for count, what in kinds if count)
 
 
 def read_tweets(path: Path) -> Tweets:
@@ -148,7 +149,7 @@ def _drawn(users: Sequence[str], at_least: int, devices: int, seed: int) -> list
     eligible = [rows for rows in by_user if len(rows) >= at_least]
     if devices > len(eligible):
         raise InputError(
-            f"{devices} devices, but {len(eligible):,} users have at least {at_least} tweets: "
+            f"{counted(devices, 'device')}, but {len(eligible):,} users with {counted(at_least, 'tweet')} or more: "
             "ask for fewer devices or fewer tweets a user."
         )
     return [eligible[user] for user in generator(seed, "users").permutation(len(eligible))]

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError, require_whole
 from hybridfl.randomness import generator
+from hybridfl.wording import counted
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF: a character's code is its place. All that the roles say is made of them."""
@@ -124,7 +125,9 @@ def draw_roles(samples: Samples, devices: int, seed: int) -> Samples:
     """So many of the roles, drawn by the seed, with all they say."""
     require_whole("devices", devices)
     if devices > len(samples):
-        raise InputError(f"{devices} devices, but the plays have {len(samples)} roles: ask for fewer.")
+        raise InputError(
+            f"{counted(devices, 'device')}, but the plays have {counted(len(samples), 'role')}: ask for fewer."
+        )
     return samples.with_rows([samples.rows(role) for role in _drawn(len(samples), devices, seed, attempt=0)])
 
 
@@ -141,10 +144,10 @@ def draw_sequences(samples: Samples, devices: int, sequences: int, seed: int, ga
     eligible = np.flatnonzero(usable >= 2)
     if devices > len(eligible):
         raise InputError(
-            f"{devices} devices, but {len(eligible)} roles say enough to train and test on: ask for fewer."
+            f"{counted(devices, 'device')}, but {len(eligible):,} roles are long enough to train and test on: ask for fewer."
         )
     if sequences < 2 * devices:
-        raise InputError(f"{sequences} sequences are too few for {devices} devices: two each are needed.")
+        raise InputError(f"sequences={sequences:,} are too few for {counted(devices, 'device')}: two each are needed.")
     for attempt in range(MOST_DRAWS):
         roles = eligible[_drawn(len(eligible), devices, seed, attempt)]
         if usable[roles].sum() >= sequences:
@@ -153,7 +156,7 @@ def draw_sequences(samples: Samples, devices: int, sequences: int, seed: int, ga
                 [samples.rows(role)[: count + gap] for role, count in zip(roles, counts, strict=True)]
             )
     raise InputError(
-        f"{devices} roles hardly ever hold {sequences:,} sequences ({MOST_DRAWS} draws tried): "
+        f"{counted(devices, 'role')} can hardly hold {sequences:,} sequences ({MOST_DRAWS} draws tried): "
         "ask for more devices or fewer sequences."
     )
 

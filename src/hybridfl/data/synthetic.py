@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +10,16 @@ import torch
 
 from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError, require_whole
+from hybridfl.free_memory import check_room
 from hybridfl.randomness import generator
 
 NUM_FEATURES = 60
 NUM_CLASSES = 10
+
+SAMPLES_PER_DEVICE = math.exp(4.0 + 2.0**2 / 2) + 50
+"""The mean of n_i."""
+BYTES_PER_SAMPLE = 920
+"""At the worst moment, when all samples are put together: three copies of the inputs, their checks, and the indices."""
 
 
 def synthetic(gamma: float, xi: float, devices: int = 100, seed: int = 0) -> Samples:
@@ -29,6 +36,7 @@ def synthetic(gamma: float, xi: float, devices: int = 100, seed: int = 0) -> Sam
     reference generators, γ and ξ are standard deviations.
     """
     _check(gamma, xi, devices)
+    _check_room(devices)
     parts = []
     for device in range(devices):
         rng = generator(seed, "synthetic", device)
@@ -47,6 +55,7 @@ def synthetic(gamma: float, xi: float, devices: int = 100, seed: int = 0) -> Sam
 def synthetic_iid(devices: int = 100, seed: int = 0) -> Samples:
     """The i.i.d. variant: one W, b ~ N(0, 1) for all, v = 0; the devices differ in their number of samples only."""
     _check(0.0, 0.0, devices)
+    _check_room(devices)
     common = generator(seed, "synthetic iid")
     weight, bias = common.normal(0.0, 1.0, (NUM_CLASSES, NUM_FEATURES)), common.normal(0.0, 1.0, NUM_CLASSES)
     center = np.zeros(NUM_FEATURES)
@@ -66,6 +75,7 @@ def synthetic_crowd(
     require_whole("devices", devices)
     require_whole("samples", samples)
     require_whole("kinds", kinds)
+    check_room(devices, 4 * 8 * samples + 24)
     kinds = min(kinds, devices)
     train, test = synthetic(gamma, xi, kinds, seed).split(test_share, seed)
     kind = np.arange(devices) % kinds
@@ -86,6 +96,12 @@ def _device(
     inputs = center + spread * rng.normal(size=(count, NUM_FEATURES))
     targets = np.argmax(inputs @ weight.T + bias, axis=1)
     return torch.from_numpy(inputs.astype(np.float32)), torch.from_numpy(targets)
+
+
+def _check_room(devices: int) -> None:
+    check_room(
+        devices, SAMPLES_PER_DEVICE * BYTES_PER_SAMPLE, ", or choose synthetic-crowd, whose devices share their data"
+    )
 
 
 def _check(gamma: float, xi: float, devices: int) -> None:

@@ -20,6 +20,7 @@ from hybridfl.flower.answers import Answers
 from hybridfl.flower.wire import Enrolment, enrolment_content, read_job, update_content
 from hybridfl.protocol import Job, LocalScores, Update, Vector
 from hybridfl.task import Task
+from hybridfl.wording import counted
 
 log = logging.getLogger("flwr.hybridfl")
 
@@ -114,6 +115,6 @@ def _place_of(context: Context) -> torch.device:
 
 def _one_device(task: Task) -> Task:
     if not isinstance(task, Task) or len(task.train) != 1:
-        held = f"{len(task.train)} devices" if isinstance(task, Task) else f"a {type(task).__name__}"
+        held = counted(len(task.train), "device") if isinstance(task, Task) else f"a {type(task).__name__}"
         raise InputError(f"`load` gave {held}: give a Task with this device's samples only.")
     return task

@@ -19,6 +19,7 @@ from hybridfl.losses import Loss, cross_entropy
 from hybridfl.protocol import Algorithm
 from hybridfl.spelling import read_algorithm, read_guard
 from hybridfl.task import Task
+from hybridfl.wording import counted
 
 KEYS = {
     "task": str,
@@ -74,7 +75,9 @@ def partition_of(context: Context) -> tuple[int, int]:
 def part_of(task: Task, device: int) -> Task:
     """One device's part of a task: what that device alone would have."""
     if not 0 <= device < len(task.train):
-        raise InputError(f"partition-id={device}, but there are {len(task.train)} partitions: count from 0.")
+        raise InputError(
+            f"partition-id={device}, but the task has {counted(len(task.train), 'partition')}: count from 0."
+        )
     return replace(task, train=_part(task.train, device), test=_part(task.test, device))
 
 

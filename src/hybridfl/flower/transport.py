@@ -20,6 +20,7 @@ from hybridfl.flower.reception import OWN_NAMES, Reception
 from hybridfl.flower.roster import Roster
 from hybridfl.flower.wire import ENROL, TRAIN, Terms, Unreadable, job_content, read_update
 from hybridfl.protocol import Fleet, Inbox, Job, Lost, Outbox, Update
+from hybridfl.wording import counted
 
 log = logging.getLogger("flwr.hybridfl")
 
@@ -111,16 +112,14 @@ class FlowerTransport:
             self._sleep(self._patience.poll)
 
     def _too_few(self, found: int, at_least: int, seconds: float) -> str:
+        have = f"{found} of {counted(at_least, 'device')} wanted {'has' if found == 1 else 'have'} enrolled"
         silent = f" ({len(self._reception.asking)} have not answered)" if self._reception.asking else ""
         if self._reception.namesakes:
             several = ", ".join(
                 f"{len(nodes)} nodes say they are '{n}'" for n, nodes in self._reception.namesakes.items()
             )
-            return f"{found} devices of the {at_least} wanted have enrolled: {several}; {OWN_NAMES}"
-        return (
-            f"{found} devices of the {at_least} wanted have enrolled within {seconds:g} s{silent}: start more SuperNodes, ask "
-            "for fewer, or wait longer."
-        )
+            return f"{have}: {several}; {OWN_NAMES}"
+        return f"{have} within {seconds:g} s{silent}: start more SuperNodes, ask for fewer, or wait longer."
 
     def send(self, outbox: Outbox) -> None:
         self._wake_at = outbox.wake_at

@@ -43,6 +43,7 @@ from hybridfl.paper.verdict import (
     judged,
     lead,
 )
+from hybridfl.wording import counted
 
 PRESET = "HFL, drift control, cosine"
 BY_DEVICE = "HFL, by device"
@@ -194,7 +195,8 @@ def _by_device(results: Sequence[Result]) -> str:
 def _size(study: Study) -> str:
     if study.full is None:
         return ""
-    return f" In small: `{study.task}`, {study.rounds} of {study.full.rounds} rounds, {study.seeds} seeds."
+    seeds = counted(study.seeds, "seed")
+    return f" In small: `{study.task}`, {study.rounds} of {study.full.rounds} rounds, {seeds}."
 
 
 def _lower_loss(study: Study) -> Callable[[Book], Judgement]:

@@ -19,6 +19,7 @@ from hybridfl.paper.figures import save
 from hybridfl.paper.results import Result, labels, of
 from hybridfl.paper.study import Study
 from hybridfl.paper.verdict import Book, Ruling, Verdict
+from hybridfl.wording import counted
 
 NAME = "README.md"
 MOST_ROWS = 12
@@ -115,7 +116,7 @@ def _table(rows: Sequence[Verdict]) -> str:
         lines.append(f"| {' | '.join((row.claim, row.paper, *texts))} |")
     counts = Counter(row.judgement.ruling for row in rows)
     total = ", ".join(f"{counts[ruling]} {words}" for ruling, words in RULINGS.items() if counts[ruling])
-    return "\n".join([f"Of {len(rows)} claims {total}.", "", *lines, ""])
+    return "\n".join([f"Of {counted(len(rows), 'claim')} {total}.", "", *lines, ""])
 
 
 RULINGS: dict[Ruling, str] = {
@@ -168,7 +169,11 @@ def _section(study: Study, found: Sequence[Result], about: dict[str, Any]) -> st
 def _setting(study: Study) -> str:
     """What differs from what the page says of all."""
     setting = f" {study.setting}." if study.setting else ""
-    whole = f" `--full` runs the paper's size: {study.full.task}, {study.full.rounds} rounds." if study.full else ""
+    whole = (
+        f" `--full` runs the paper's size: {study.full.task}, {counted(study.full.rounds, 'round')}."
+        if study.full
+        else ""
+    )
     return f"{setting}{whole}"
 
 
@@ -178,10 +183,9 @@ def _data(about: dict[str, Any]) -> str:
     if not isinstance(data, dict):
         return ""
     kind = str(data["model"]).split("(")[0]
-    samples = (
-        f"{data['train_samples']:,} training samples on {about['devices']} devices, {data['test_samples']:,} to test on"
-    )
-    return f" ({samples}; {kind} with {data['parameters']:,} parameters; {about['rounds']} rounds)"
+    devices = counted(about["devices"], "device")
+    samples = f"{data['train_samples']:,} training samples on {devices}, {data['test_samples']:,} to test on"
+    return f" ({samples}; {kind} with {data['parameters']:,} parameters; {counted(about['rounds'], 'round')})"
 
 
 def _finals(found: Sequence[Result]) -> list[str]:
@@ -226,7 +230,7 @@ def _or_least(value: float) -> float:
 def _made(study: Study, found: Sequence[Result], about: dict[str, Any]) -> str:
     """The command, and what it took."""
     seeds = len({result.seed for result in found})
-    command = f"`hybridfl reproduce {study.name}`: {len(found)} runs, {seeds} seeds"
+    command = f"`hybridfl reproduce {study.name}`: {counted(len(found), 'run')}, {counted(seeds, 'seed')}"
     versions = about.get("versions")
     if not isinstance(versions, dict):
         return f"{command}."

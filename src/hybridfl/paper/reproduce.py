@@ -22,6 +22,7 @@ from hybridfl.progress import bars, part_done
 from hybridfl.records import Record, load, load_config
 from hybridfl.run_folder import FINISHED
 from hybridfl.threads import CORES
+from hybridfl.wording import counted
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def describe(device: torch.device) -> str:
     """`NVIDIA H200`, or `2 CPU cores`."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{CORES} CPU core{'s' if CORES > 1 else ''}"
+    return counted(CORES, "CPU core")
 
 
 def _result(arm: Arm, folder: Path) -> Result:

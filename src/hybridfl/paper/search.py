@@ -18,6 +18,7 @@ from hybridfl.interval import Interval
 from hybridfl.paper.results import Result, labels
 from hybridfl.paper.study import Arm, Study
 from hybridfl.paper.verdict import above_zero, final, gains
+from hybridfl.wording import counted
 
 SCHEDULES: dict[str, Callable[[float], Schedule]] = {
     "inverse": InverseTime,
@@ -50,7 +51,7 @@ def says(results: Sequence[Result]) -> str:
     best = max(settings, key=lambda label: final(results, label).mean)
     grid = (
         f"The grid: {' / '.join(VARIANTS)}; schedules {' / '.join(SCHEDULES)}; η_0 {' / '.join(map(str, RATES))}; "
-        f"E {' / '.join(map(str, EPOCHS))}: {len(settings)} settings, scored on training images that no device has. "
+        f"E {' / '.join(map(str, EPOCHS))}: {counted(len(settings), 'setting')}, scored on training images that no device has. "
         f"Best is *{best}*."
     )
     if PRESET not in settings:
