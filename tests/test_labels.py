@@ -67,4 +67,4 @@ def test_a_million_labels_cost_next_to_nothing() -> None:
     samples = Samples.from_devices([(torch.zeros(1_000_000, 1), torch.ones(1_000_000).long())])
     started = time.perf_counter()
     samples.check_classes(2)
-    assert time.perf_counter() - started < 0.1
+    assert time.perf_counter() - started < 0.5

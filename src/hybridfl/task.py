@@ -64,7 +64,7 @@ class Task:
         numbers become what the model's parameters are: float32 as a rule, although NumPy makes float64.
         """
         samples = devices if isinstance(devices, Samples) else Samples.from_devices(devices)
-        for parameter in itertools.islice(model.parameters(), 1):
+        for parameter in itertools.islice(filter(Tensor.is_floating_point, model.parameters()), 1):
             samples = samples.of_dtype(parameter.dtype)
         train, test = samples.split(test_share, seed)
         return cls(name, train, test, model, loss, l2)
