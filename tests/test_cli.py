@@ -181,6 +181,12 @@ def test_help_has_examples(command: list[str]) -> None:
         (["--max-delay", "0"], "max_delay=0"),
         (["--epochs", "0"], "epochs=0"),
         (["--batch-size", "0"], "batch_size=0"),
+        (["--batch-size", str(10**20)], "is too large"),
+        (["--max-delay", str(10**21)], "is too large"),
+        (["--task", "synthetic(1e308, 1)"], "gamma=1e+308"),
+        (["--devices", str(10**9)], "devices=1,000,000,000 would need about 417 TB"),
+        (["--task", "synthetic-crowd", "--devices", str(10**9)], "devices=1,000,000,000 would need about 664 GB"),
+        (["--schedule", "linear"], "Unknown schedule 'linear'. Known: "),
         (["--learning-rate", "0"], "learning rate=0"),
         (["--schedule", "invers"], "Did you mean 'inverse'"),
         (["--rounds", "0"], "rounds=0"),
@@ -456,3 +462,25 @@ class TestResume:
         assert (tmp_path / "records.jsonl").stat().st_mtime_ns == before
         hybridfl(*options, "--fresh")
         assert (tmp_path / "records.jsonl").stat().st_mtime_ns > before
+
+
+def test_what_memory_cannot_hold_is_one_line(tmp_path: Path) -> None:
+    result = process("run", *SMALL, "--epochs", 10**12, "--rounds", 1, "--out", tmp_path / "r")
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: There is not enough memory: ask for fewer devices, epochs or samples")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_big_fleet_is_announced_at_once_and_quietly_if_asked(tmp_path: Path) -> None:
+    options = ("run", "--task", "synthetic-crowd", "--devices", 20_000, "--seconds", 0.1, "--out", tmp_path / "r")
+    with subprocess.Popen(
+        [sys.executable, "-m", "hybridfl", *map(str, options)], stdout=-3, stderr=-1, text=True
+    ) as running:
+        started = time.monotonic()
+        assert running.stderr is not None
+        assert running.stderr.readline() == "Making the data of 20,000 devices …\n"
+        assert time.monotonic() - started < 2
+        assert "Scoring the first model" in running.stderr.read()
+    again = process(*options, "--fresh", "--quiet")
+    assert "Making" not in again.stderr
+    assert "Scoring" not in again.stderr

@@ -375,6 +375,13 @@ def main() -> None:
     except InputError as error:
         typer.echo(f"Error: {error}", err=True)
         sys.exit(2)
+    except (MemoryError, RuntimeError) as error:  # PyTorch has no exception of its own for it on the CPU
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        typer.echo(
+            "Error: There is not enough memory: ask for fewer devices, epochs or samples, or a smaller model.", err=True
+        )
+        sys.exit(2)
 
 
 def _local_work(

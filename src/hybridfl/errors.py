@@ -49,7 +49,7 @@ def require_share(name: str, value: float) -> None:
         raise InputError(f"{name}={value} is not a share: give a number from 0 to 1.")
 
 
-MOST_SEED = 2**63 - 1
+MOST_SEED = MOST_WHOLE = 2**63 - 1
 
 
 def require_seed(seed: int) -> None:
@@ -62,3 +62,5 @@ def require_positive(name: str, value: float) -> None:
     """A count, a rate or a time is above zero and finite."""
     if not 0 < value < math.inf:
         raise InputError(f"{name}={value} must be above 0 and finite.")
+    if isinstance(value, int) and value > MOST_WHOLE:
+        raise InputError(f"{name}={value} is too large: give {MOST_WHOLE} (2⁶³ - 1) at most.")
