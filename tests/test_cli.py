@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import Result
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from hybridfl.algorithms.guard import Guard
@@ -158,13 +161,18 @@ def test_algorithms_are_listed() -> None:
         assert name in output
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["report"], ["algorithms"]])
-def test_help_has_examples(command: list[str]) -> None:
-    output = hybridfl(*command, "--help").output
+def commands(group: click.Command, name: str = "") -> Iterator[str]:
+    yield name
+    for each, command in getattr(group, "commands", {}).items():
+        yield from commands(command, f"{name} {each}".strip())
+
+
+@pytest.mark.parametrize("command", list(commands(get_command(app))))
+def test_help_has_examples(command: str) -> None:
+    output = hybridfl(*command.split(), "--help").output
     assert "Usage" in output
-    if command in (["run"], ["compare"], ["report"]):
-        assert f"hybridfl {command[0]} " in output
-        assert "Examples" in output
+    assert "Example" in output or command in ("data", "fleet", "deploy"), "groups list their commands"
+    assert f"hybridfl {command}".strip() in output.split("Example")[-1] or "Example" not in output
 
 
 @pytest.mark.parametrize(

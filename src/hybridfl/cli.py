@@ -37,6 +37,7 @@ from hybridfl.cli_options import (
     SecondsOption,
     StragglersOption,
     TaskOption,
+    examples,
 )
 from hybridfl.cli_stopping import STOPPED, Stoppable, again, stoppable
 from hybridfl.errors import MOST_SEED, InputError, nearest
@@ -59,16 +60,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated learning that neither waits for slow devices nor throws their work away.\n\n"
     "Runs are simulated in virtual time, on this machine; the same seed gives the same numbers. `deploy` is for real fleets.",
+    epilog=examples("hybridfl run", "hybridfl compare --seconds 200 --seeds 3", "hybridfl COMMAND --help"),
 )
 
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_fleet.app, name="fleet")
 app.add_typer(cli_deploy.app, name="deploy")
-
-
-def _examples(*commands: str) -> str:
-    """A help page's last part: an empty line between two lines keeps them apart."""
-    return "\n\n".join(["[bold]Examples[/bold]", *commands])
 
 
 def _print_version(wanted: bool) -> None:
@@ -92,7 +89,7 @@ ALL = "hfl,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff"
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "hybridfl run",
         "hybridfl run --task 'synthetic(0, 0)' --algorithm fedbuff --seconds 100",
         "hybridfl run --algorithm 'HFL(merge=Memory(RankOne(trust=0.6)))' --stragglers 0.5",
@@ -160,7 +157,7 @@ def run(
 
 
 @app.command(
-    epilog=_examples("hybridfl resume results/hfl", "hybridfl resume results/compare-synthetic-1-1 --device cpu")
+    epilog=examples("hybridfl resume results/hfl", "hybridfl resume results/compare-synthetic-1-1 --device cpu")
 )
 def resume(
     folder: Annotated[Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote.")],
@@ -182,7 +179,7 @@ def resume(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "hybridfl compare --seconds 200 --seeds 3",
         "hybridfl compare --algorithms 'hfl,fedbuff,FedBuff(buffer=20)' --out results/buffers",
         "hybridfl compare --algorithms hfl,fedavg --rounds 50 --json > table.json",
@@ -289,7 +286,7 @@ def compare(
         _stopped(folder)
 
 
-@app.command(epilog=_examples("hybridfl report results/compare-synthetic-1-1"))
+@app.command(epilog=examples("hybridfl report results/compare-synthetic-1-1"))
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote.")],
     target: Annotated[
@@ -303,7 +300,7 @@ def report(
     typer.echo(f"Report: {write_report(folder, target)}")
 
 
-@app.command(epilog=_examples("hybridfl tensorboard results/demo", "hybridfl tensorboard results/flower --follow"))
+@app.command(epilog=examples("hybridfl tensorboard results/demo", "hybridfl tensorboard results/flower --follow"))
 def tensorboard(
     folder: Annotated[
         Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote, or a deployment.")
@@ -322,7 +319,7 @@ def tensorboard(
             events.write()
 
 
-@app.command()
+@app.command(epilog=examples("hybridfl algorithms", "hybridfl algorithms | less"))
 def algorithms() -> None:
     """List the algorithms, tasks and fleets, with their hyperparameters as they can be written."""
     from rich.console import Console
@@ -358,7 +355,7 @@ def algorithms() -> None:
 
 
 app.command(
-    epilog=_examples(
+    epilog=examples(
         "hybridfl reproduce list",
         "hybridfl reproduce all --quick",
         "hybridfl reproduce fig2-fashion-mnist fig3-lambda --out results/paper",

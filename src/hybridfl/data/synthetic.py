@@ -101,12 +101,8 @@ def _device(
 
 
 def _check_room(devices: int) -> None:
-    check_room(
-        "devices",
-        devices,
-        SAMPLES_PER_DEVICE * BYTES_PER_SAMPLE,
-        ", or choose synthetic-crowd, whose devices share their data",
-    )
+    otherwise = ", or choose synthetic-crowd, whose devices share their data"
+    check_room("devices", devices, SAMPLES_PER_DEVICE * BYTES_PER_SAMPLE, otherwise)
 
 
 def _check(gamma: float, xi: float, devices: int) -> None:
