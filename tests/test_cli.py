@@ -7,11 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import Result
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from hybridfl.algorithms.guard import Guard
@@ -211,13 +214,18 @@ def test_algorithms_are_listed() -> None:
         assert name in output
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["report"], ["algorithms"]])
-def test_help_has_examples(command: list[str]) -> None:
-    output = hybridfl(*command, "--help").output
+def commands(group: click.Command, name: str = "") -> Iterator[str]:
+    yield name
+    for each, command in getattr(group, "commands", {}).items():
+        yield from commands(command, f"{name} {each}".strip())
+
+
+@pytest.mark.parametrize("command", list(commands(get_command(app))))
+def test_help_has_examples(command: str) -> None:
+    output = hybridfl(*command.split(), "--help").output
     assert "Usage" in output
-    if command in (["run"], ["compare"], ["report"]):
-        assert f"hybridfl {command[0]} " in output
-        assert "Examples" in output
+    assert "Example" in output or command in ("data", "fleet", "deploy"), "groups list their commands"
+    assert f"hybridfl {command}".strip() in output.split("Example")[-1] or "Example" not in output
 
 
 @pytest.mark.parametrize(
@@ -234,6 +242,12 @@ def test_help_has_examples(command: list[str]) -> None:
         (["--max-delay", "0"], "max_delay=0"),
         (["--epochs", "0"], "epochs=0"),
         (["--batch-size", "0"], "batch_size=0"),
+        (["--batch-size", str(10**20)], "is too large"),
+        (["--max-delay", str(10**21)], "is too large"),
+        (["--task", "synthetic(1e308, 1)"], "gamma=1e+308"),
+        (["--devices", str(10**9)], "devices=1,000,000,000 would need about 417 TB"),
+        (["--task", "synthetic-crowd", "--devices", str(10**9)], "devices=1,000,000,000 would need about 664 GB"),
+        (["--schedule", "linear"], "Unknown schedule 'linear'. Known: "),
         (["--learning-rate", "0"], "learning rate=0"),
         (["--schedule", "invers"], "Did you mean 'inverse'"),
         (["--rounds", "0"], "rounds=0"),
@@ -509,3 +523,25 @@ class TestResume:
         assert (tmp_path / "records.jsonl").stat().st_mtime_ns == before
         hybridfl(*options, "--fresh")
         assert (tmp_path / "records.jsonl").stat().st_mtime_ns > before
+
+
+def test_what_memory_cannot_hold_is_one_line(tmp_path: Path) -> None:
+    result = process("run", *SMALL, "--epochs", 10**12, "--rounds", 1, "--out", tmp_path / "r")
+    assert result.returncode == 2
+    assert result.stderr.startswith("Error: There is not enough memory: ask for fewer devices, epochs or samples")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_big_fleet_is_announced_at_once_and_quietly_if_asked(tmp_path: Path) -> None:
+    options = ("run", "--task", "synthetic-crowd", "--devices", 20_000, "--seconds", 0.1, "--out", tmp_path / "r")
+    with subprocess.Popen(
+        [sys.executable, "-m", "hybridfl", *map(str, options)], stdout=-3, stderr=-1, text=True
+    ) as running:
+        started = time.monotonic()
+        assert running.stderr is not None
+        assert running.stderr.readline() == "Making the data of 20,000 devices …\n"
+        assert time.monotonic() - started < 2
+        assert "Scoring the first model" in running.stderr.read()
+    again = process(*options, "--fresh", "--quiet")
+    assert "Making" not in again.stderr
+    assert "Scoring" not in again.stderr

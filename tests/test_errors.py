@@ -122,6 +122,13 @@ def test_a_positive_number_is_above_0(value: float) -> None:
     require_positive("epochs", value)
 
 
+def test_a_whole_number_fits_into_a_machines_word() -> None:
+    require_positive("max_delay", 2**63 - 1)
+    require_positive("seconds", 1e30)
+    with pytest.raises(InputError, match="max_delay=9223372036854775808 is too large"):
+        require_positive("max_delay", 2**63)
+
+
 @pytest.mark.parametrize("value", [0, -1, math.nan])
 def test_what_is_not_positive_is_refused_by_name_and_value(value: float) -> None:
     with pytest.raises(InputError, match=f"epochs={value} must be above 0"):

@@ -37,6 +37,7 @@ from hybridfl.cli_options import (
     SecondsOption,
     StragglersOption,
     TaskOption,
+    examples,
 )
 from hybridfl.cli_stopping import STOPPED, Stoppable, again, stoppable
 from hybridfl.errors import MOST_SEED, InputError, nearest
@@ -59,16 +60,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Federated learning that neither waits for slow devices nor throws their work away.\n\n"
     "Runs are simulated in virtual time, on this machine; the same seed gives the same numbers. `deploy` is for real fleets.",
+    epilog=examples("hybridfl run", "hybridfl compare --seconds 200 --seeds 3", "hybridfl COMMAND --help"),
 )
 
 app.add_typer(cli_data.app, name="data")
 app.add_typer(cli_fleet.app, name="fleet")
 app.add_typer(cli_deploy.app, name="deploy")
-
-
-def _examples(*commands: str) -> str:
-    """A help page's last part: an empty line between two lines keeps them apart."""
-    return "\n\n".join(["[bold]Examples[/bold]", *commands])
 
 
 def _print_version(wanted: bool) -> None:
@@ -94,7 +91,7 @@ DIVERGED = 1
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "hybridfl run",
         "hybridfl run --task 'synthetic(0, 0)' --algorithm fedbuff --seconds 100",
         "hybridfl run --algorithm 'HFL(merge=Memory(RankOne(trust=0.6)))' --stragglers 0.5",
@@ -162,7 +159,7 @@ def run(
 
 
 @app.command(
-    epilog=_examples("hybridfl resume results/hfl", "hybridfl resume results/compare-synthetic-1-1 --device cpu")
+    epilog=examples("hybridfl resume results/hfl", "hybridfl resume results/compare-synthetic-1-1 --device cpu")
 )
 def resume(
     folder: Annotated[Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote.")],
@@ -184,7 +181,7 @@ def resume(
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "hybridfl compare --seconds 200 --seeds 3",
         "hybridfl compare --algorithms 'hfl,small=FedBuff(buffer=5),large=FedBuff(buffer=20)' --out results/buffers",
         "hybridfl compare --algorithms hfl,fedavg --rounds 50 --json > table.json",
@@ -297,7 +294,7 @@ def compare(
         raise typer.Exit(DIVERGED)
 
 
-@app.command(epilog=_examples("hybridfl report results/compare-synthetic-1-1"))
+@app.command(epilog=examples("hybridfl report results/compare-synthetic-1-1"))
 def report(
     folder: Annotated[Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote.")],
     target: Annotated[
@@ -311,7 +308,7 @@ def report(
     typer.echo(f"Report: {write_report(folder, target)}")
 
 
-@app.command(epilog=_examples("hybridfl tensorboard results/demo", "hybridfl tensorboard results/flower --follow"))
+@app.command(epilog=examples("hybridfl tensorboard results/demo", "hybridfl tensorboard results/flower --follow"))
 def tensorboard(
     folder: Annotated[
         Path, typer.Argument(help="A folder that `run --out` or `compare --out` wrote, or a deployment.")
@@ -330,7 +327,7 @@ def tensorboard(
             events.write()
 
 
-@app.command()
+@app.command(epilog=examples("hybridfl algorithms", "hybridfl algorithms | less"))
 def algorithms() -> None:
     """List the algorithms, tasks and fleets, with their hyperparameters as they can be written."""
     from rich.console import Console
@@ -366,7 +363,7 @@ def algorithms() -> None:
 
 
 app.command(
-    epilog=_examples(
+    epilog=examples(
         "hybridfl reproduce list",
         "hybridfl reproduce all --quick",
         "hybridfl reproduce fig2-fashion-mnist fig3-lambda --out results/paper",
@@ -382,6 +379,13 @@ def main() -> None:
         app()
     except InputError as error:
         typer.echo(f"Error: {error}", err=True)
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:  # PyTorch has no exception of its own for it on the CPU
+        if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
+            raise
+        typer.echo(
+            "Error: There is not enough memory: ask for fewer devices, epochs or samples, or a smaller model.", err=True
+        )
         sys.exit(2)
 
 

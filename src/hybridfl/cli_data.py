@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hybridfl.cli_options import examples
 from hybridfl.errors import MOST_SEED
 from hybridfl.waiting import making_data
 from hybridfl.wording import counted
@@ -29,7 +30,7 @@ DataDirOption = Annotated[
 NameArgument = Annotated[str, typer.Argument(help="A name of `hybridfl data list`.")]
 
 
-@app.command("list")
+@app.command("list", epilog=examples("hybridfl data list", "hybridfl data list --data-dir ~/data"))
 def list_all(data_dir: DataDirOption = None) -> None:
     """The data sets there are, and which of them are on this machine."""
     from rich.console import Console
@@ -52,7 +53,7 @@ def list_all(data_dir: DataDirOption = None) -> None:
     Console(highlight=False).print(table)
 
 
-@app.command()
+@app.command(epilog=examples("hybridfl data fetch fashion-mnist", "hybridfl data fetch mnist --data-dir ~/data"))
 def fetch(name: NameArgument, data_dir: DataDirOption = None) -> None:
     """Download a data set, unless it is there already."""
     from rich.console import Console
@@ -66,7 +67,7 @@ def fetch(name: NameArgument, data_dir: DataDirOption = None) -> None:
     typer.echo(f"{name} is in {paths[0].parent}")
 
 
-@app.command()
+@app.command(epilog=examples("hybridfl data check", "hybridfl data check --data-dir ~/data"))
 def check(data_dir: DataDirOption = None) -> None:
     """Verify the checksums of all data sets on this machine."""
     from hybridfl.data.store import DATA_SETS, condition, find
@@ -97,7 +98,7 @@ def check(data_dir: DataDirOption = None) -> None:
         raise InputError(f"Not all is what was published: run {again}.")
 
 
-@app.command()
+@app.command(epilog=examples("hybridfl data where"))
 def where(data_dir: DataDirOption = None) -> None:
     """Print the folder that holds the data sets."""
     from hybridfl.data.store import data_dir as folder_of
@@ -105,7 +106,13 @@ def where(data_dir: DataDirOption = None) -> None:
     typer.echo(folder_of(data_dir))
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "hybridfl data show",
+        "hybridfl data show --task fashion-mnist --devices 50",
+        "hybridfl data show --task 'fashion-mnist(Dirichlet(0.3))' --out labels.svg",
+    )
+)
 def show(
     task: Annotated[str, typer.Option(help="fashion-mnist, 'mnist(Dirichlet(0.1))', synthetic, …")] = "synthetic",
     devices: Annotated[int, typer.Option(help="Devices in the fleet.")] = 100,

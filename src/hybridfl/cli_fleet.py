@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from hybridfl.cli_options import examples
 from hybridfl.errors import MOST_SEED, InputError, nearest
 from hybridfl.wording import counted
 
@@ -16,7 +17,7 @@ ROWS = 12
 FEWEST_COLUMNS = 10
 
 
-@app.command("list")
+@app.command("list", epilog=examples("hybridfl fleet list"))
 def list_all() -> None:
     """The fleets that have a name, and how long their jobs take."""
     import numpy as np
@@ -42,7 +43,13 @@ def list_all() -> None:
     console.print("Use one with `hybridfl run --fleet NAME`, look at it with `hybridfl fleet show NAME`.")
 
 
-@app.command()
+@app.command(
+    epilog=examples(
+        "hybridfl fleet show phones",
+        "hybridfl fleet show flaky --devices 1000 --seconds 200",
+        "hybridfl fleet show 'Conditions(Drawn(Pareto()), lost=0.05)'",
+    )
+)
 def show(
     fleet: Annotated[str, typer.Argument(help="A name of `hybridfl fleet list`, or a fleet written as it prints.")],
     devices: Annotated[int, typer.Option(help="Devices in the fleet.")] = 100,
@@ -87,7 +94,13 @@ def show(
     )
 
 
-@app.command("import")
+@app.command(
+    "import",
+    epilog=examples(
+        "hybridfl fleet import fedscale-capacity client_device_capacity seconds.csv",
+        "hybridfl fleet import fedscale-availability client_behave_trace there.csv",
+    ),
+)
 def import_trace(
     layout: Annotated[str, typer.Argument(help="fedscale-capacity or fedscale-availability.")],
     source: Annotated[Path, typer.Argument(help="FedScale's file: a pickle of plain values, or the same as JSON.")],

@@ -10,6 +10,11 @@ from hybridfl.errors import InputError, nearest
 from hybridfl.presets import PRESETS
 
 
+def examples(*commands: str) -> str:
+    """A help page's last part: an empty line between two lines keeps them apart."""
+    return "\n\n".join(["[bold]Examples[/bold]", *commands])
+
+
 def _apply_preset(context: typer.Context, name: str | None) -> str | None:
     """It is read before all others, which then fall back on it."""
     if name is not None:
@@ -75,7 +80,7 @@ CheckpointOption = Annotated[
     int | None,
     typer.Option(
         "--checkpoint-every",
-        help="Versions between two checkpoints. (default: at most one checkpoint a minute)",
+        help="Versions between two checkpoints. (default: at most one per minute)",
         rich_help_panel="Machine",
         show_default=False,
     ),
@@ -84,7 +89,7 @@ FreshOption = Annotated[
     bool,
     typer.Option(
         "--fresh",
-        help="Begin anew where a run was interrupted or has ended, instead of going on.",
+        help="Start runs that were interrupted or have ended from the beginning, instead of going on.",
         rich_help_panel="Machine",
     ),
 ]
@@ -97,7 +102,7 @@ RoundsOption = Annotated[
 EveryOption = Annotated[
     float | None,
     typer.Option(
-        help="Virtual seconds between evaluations. (default: --seconds / 200)",
+        help="Virtual seconds between evaluations. (default: --seconds / 200, or every version without --seconds)",
         rich_help_panel="Budget",
         show_default=False,
     ),

@@ -11,9 +11,11 @@ from typing import Any
 from hybridfl.algorithms.guard import Guard
 from hybridfl.conditions import Conditions
 from hybridfl.errors import InputError, require_whole
+from hybridfl.free_memory import check_room
 from hybridfl.plan import Run
 from hybridfl.protocol import Algorithm
 from hybridfl.records import check_apart, check_folder, difference, load_config
+from hybridfl.task import Task
 from hybridfl.tasks import TaskRecipe
 from hybridfl.timing import Pace, PaperDelays
 
@@ -42,8 +44,12 @@ class Comparison:
 
     def runs(self) -> Iterator[Run]:
         """Seed by seed, so that a seed's data are made once and shared by all algorithms."""
-        for seed in self.seeds:
+        first: Task | None = None
+        for number, seed in enumerate(self.seeds):
             task = self.recipe.build(self.devices, seed, self.data_dir)
+            if first is not None and number == 1:
+                check_room("seeds", len(self.seeds), _own_bytes(task, first))
+            first = first or task
             for label, algorithm in self.algorithms.items():
                 yield Run(
                     task,
@@ -56,6 +62,13 @@ class Comparison:
                     label,
                     self.guard,
                 )
+
+
+def _own_bytes(task: Task, other: Task) -> int:
+    """What a seed's task holds that the other's does not: images, for example, are shared."""
+    inputs = task.train.inputs
+    own = 0 if inputs is other.train.inputs else inputs.untyped_storage().nbytes()
+    return own + sum(samples.index.nbytes + samples.offsets.nbytes for samples in (task.train, task.test))
 
 
 def folder_of(out: Path, run: Run) -> Path:

@@ -51,7 +51,7 @@ def require_share(name: str, value: float) -> None:
         raise InputError(f"{name}={value!r} is not a share: give a number from 0 to 1.")
 
 
-MOST_SEED = 2**63 - 1
+MOST_SEED = MOST_WHOLE = 2**63 - 1
 
 
 def require_seed(seed: int) -> None:
@@ -66,12 +66,14 @@ def require_positive(name: str, value: Any) -> None:
         raise InputError(f"{name}={value!r} is not a number: give one above 0.")
     if not 0 < value < math.inf:
         raise InputError(f"{name}={value} must be above 0 and finite.")
+    _check_size(name, value)
 
 
 def require_whole(name: str, value: Any, least: int = 1) -> None:
     """A count is a whole number, `least` or more."""
     if not _is_whole(value) or value < least:
         raise InputError(f"{name}={value!r} must be a whole number, {least} or more.")
+    _check_size(name, value)
 
 
 def _is_number(value: object) -> bool:
@@ -81,3 +83,9 @@ def _is_number(value: object) -> bool:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _check_size(name: str, value: Any) -> None:
+    """A machine's word holds no larger ones."""
+    if _is_whole(value) and value > MOST_WHOLE:
+        raise InputError(f"{name}={value} is too large: give {MOST_WHOLE} (2⁶³ - 1) at most.")

@@ -36,7 +36,7 @@ def drawn_up(
     fleet: Pace | Conditions, devices: int, seed: int, samples: int = 100, model_bytes: int = 0
 ) -> FleetTiming:
     """A fleet whose devices all hold the same number of samples."""
-    check_room(devices, BYTES_PER_DEVICE)
+    check_room("devices", devices, BYTES_PER_DEVICE)
     return conditions_of(fleet).of(Roster(np.full(devices, samples), model_bytes, seed))
 
 

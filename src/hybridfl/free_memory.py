@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from hybridfl.errors import InputError
-from hybridfl.wording import counted, in_bytes
+from hybridfl.wording import in_bytes
 
 _UNLIMITED = 1 << 60
 
@@ -20,13 +20,16 @@ def free_bytes(device: torch.device) -> int:
     return min(_of_machine(), _of_container())
 
 
-def check_room(devices: int, bytes_per_device: float, otherwise: str = "") -> None:
-    """Raise `InputError` if so many devices would need more memory than is free; `otherwise`: what else would help."""
+def check_room(name: str, count: int, bytes_each: float, otherwise: str = "") -> None:
+    """Raise `InputError` if a number of devices, say, needs more memory than is free; `otherwise`: what else would help."""
     free = free_bytes(torch.device("cpu"))
-    if devices * bytes_per_device > free:
+    if count * bytes_each > free:
+        remedy = (
+            f"ask for {_two_digits(free / bytes_each):,} at most{otherwise}" if bytes_each <= free else "use less data"
+        )
         raise InputError(
-            f"devices={devices:,} would need about {in_bytes(devices * bytes_per_device)} of memory, and "
-            f"{in_bytes(free)} are free: ask for {counted(_two_digits(free / bytes_per_device), 'device')} at most{otherwise}."
+            f"{name}={count:,} would need about {in_bytes(count * bytes_each)} of memory, and {in_bytes(free)} are free: "
+            f"{remedy}."
         )
 
 

@@ -16,6 +16,9 @@ from hybridfl.randomness import generator
 NUM_FEATURES = 60
 NUM_CLASSES = 10
 
+MOST_SPREAD = 1_000_000
+"""Beyond it, sums of squares are no float32 numbers any more."""
+
 SAMPLES_PER_DEVICE = math.exp(4.0 + 2.0**2 / 2) + 50
 """The mean of n_i."""
 BYTES_PER_SAMPLE = 920
@@ -75,7 +78,7 @@ def synthetic_crowd(
     require_whole("devices", devices)
     require_whole("samples", samples)
     require_whole("kinds", kinds)
-    check_room(devices, 4 * 8 * samples + 24)
+    check_room("devices", devices, 4 * 8 * samples + 24)
     kinds = min(kinds, devices)
     train, test = synthetic(gamma, xi, kinds, seed).split(test_share, seed)
     kind = np.arange(devices) % kinds
@@ -99,13 +102,12 @@ def _device(
 
 
 def _check_room(devices: int) -> None:
-    check_room(
-        devices, SAMPLES_PER_DEVICE * BYTES_PER_SAMPLE, ", or choose synthetic-crowd, whose devices share their data"
-    )
+    otherwise = ", or choose synthetic-crowd, whose devices share their data"
+    check_room("devices", devices, SAMPLES_PER_DEVICE * BYTES_PER_SAMPLE, otherwise)
 
 
 def _check(gamma: float, xi: float, devices: int) -> None:
     require_whole("devices", devices)
     for name, value in (("gamma", gamma), ("xi", xi)):
-        if not value >= 0:
-            raise InputError(f"{name}={value} is a standard deviation: give 0 or more.")
+        if not 0 <= value <= MOST_SPREAD:
+            raise InputError(f"{name}={value} is a standard deviation: give a number from 0 to {MOST_SPREAD:,}.")
