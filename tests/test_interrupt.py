@@ -1,5 +1,6 @@
 """Ctrl-C in Python is a clean stop: one line says where the results are, and the same call goes on."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from hybridfl.saving import FolderSaves
 from hybridfl.tally import Snapshot
 
 TASK = Synthetic().build(20, 0)
+# A shell that runs these tests in the background ignores SIGINT, and children inherit that.
+HEED = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 SCRIPT = """
 import sys
@@ -27,7 +30,7 @@ simulate(Synthetic().build(20, 0), "hfl", "paper", rounds=int(sys.argv[2]), out=
 def interrupted(out: Path, every: int) -> tuple[int, str, float]:
     """(exit status, what it said, seconds it took to end) of a run that is interrupted when it has records."""
     command = [sys.executable, "-c", SCRIPT, str(out), "1000000", str(every)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=-3, stderr=subprocess.PIPE, text=True, preexec_fn=HEED) as process:
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline and process.poll() is None:
             records = out / "records.jsonl"
@@ -36,7 +39,10 @@ def interrupted(out: Path, every: int) -> tuple[int, str, float]:
             time.sleep(0.05)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
         return process.returncode, said, time.monotonic() - began
 
 
