@@ -291,7 +291,7 @@ class TestConfiguration:
         assert len(part.train) == len(part.test) == 1
         assert part.train.num_samples[0] == task.train.num_samples[3]
         assert part.train.rows(0).tolist() == task.train.rows(3).tolist()
-        with pytest.raises(InputError, match="partition-id=5, but there are 5 partitions"):
+        with pytest.raises(InputError, match="partition-id=5, but the task has 5 partitions"):
             part_of(task, 5)
 
 
