@@ -74,7 +74,7 @@ def test_all_of_shakespeare_is_a_task() -> None:
     task = Shakespeare(hidden=4).build(1129, 0)
     gaps = 79 * np.count_nonzero(task.test.num_samples)
     assert len(task.train.index) + len(task.test.index) + gaps == 4_226_159
-    with pytest.raises(InputError, match="1130 devices, but the plays have 1129 roles"):
+    with pytest.raises(InputError, match="1,130 devices, but the plays have 1,129 roles"):
         Shakespeare(hidden=4).build(1130, 0)
 
 

@@ -273,20 +273,21 @@ def compare(
                 display.show(plan, record)
         except KeyboardInterrupt:
             interrupted = True
-    begun = [folder_of(folder, plan) for plan in runs if (folder_of(folder, plan) / "run.json").exists()]
-    saved = [run for run in map(load, begun) if run.records]
-    if not saved:
-        _stopped(folder)
-    goal = default_target(saved) if target is None else target
-    rows = summarise(saved, goal)
-    if as_json:
-        typer.echo(json.dumps({"rows": [json_row(row) for row in rows]}, indent=2))
-    elif not quiet:
-        bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
-        cut = " (interrupted: runs end at different times)" if interrupted else ""
-        title = f"{runs[0].task.name}, {counted(devices, 'device')}, {runs[0].stage.is_straggler.mean():.0%} stragglers{cut}"
-        print_table(rows, goal, title, measure_of(saved), bounds)
     with stoppable(lambda: _how_to_go_on(folder)):
+        begun = [folder_of(folder, plan) for plan in runs if (folder_of(folder, plan) / "run.json").exists()]
+        saved = [run for run in map(load, begun) if run.records]
+        if not saved:
+            _stopped(folder)
+        goal = default_target(saved) if target is None else target
+        rows = summarise(saved, goal)
+        if as_json:
+            typer.echo(json.dumps({"rows": [json_row(row) for row in rows]}, indent=2))
+        elif not quiet:
+            bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
+            cut = " (interrupted: runs end at different times)" if interrupted else ""
+            fleet_size, slow = counted(devices, "device"), runs[0].stage.is_straggler.mean()
+            title = f"{runs[0].task.name}, {fleet_size}, {slow:.0%} stragglers{cut}"
+            print_table(rows, goal, title, measure_of(saved), bounds)
         _report(folder, goal, say=not quiet and not as_json)
     if interrupted:
         _stopped(folder)

@@ -22,6 +22,7 @@ from hybridfl.data.sent140 import (
 )
 from hybridfl.data.store import locate
 from hybridfl.errors import InputError
+from hybridfl.wording import counted
 
 
 def row(target: int, user: str, text: str) -> bytes:
@@ -115,7 +116,7 @@ def test_chosen_devices_are_single_users_with_all_their_tweets(
 ) -> None:
     users = authors(*counts)
     if sum(count >= at_least for count in counts) < devices:
-        with pytest.raises(InputError, match=f"{devices} devices, but"):
+        with pytest.raises(InputError, match=f"{counted(devices, 'device')}, but"):
             Chosen(at_least)(users, devices, seed)
         return
     parts = Chosen(at_least)(users, devices, seed)
@@ -133,7 +134,7 @@ def test_merged_users_are_on_one_device_each(
     users = authors(*counts)
     eligible = [count for count in counts if count >= at_least]
     if len(eligible) < devices:
-        with pytest.raises(InputError, match=f"{devices} devices, but"):
+        with pytest.raises(InputError, match=f"{counted(devices, 'device')}, but"):
             Merged(at_least, tweets)(users, devices, seed)
         return
     parts = Merged(at_least, tweets)(users, devices, seed)
