@@ -169,7 +169,7 @@ def test_the_checksum_tells_windows_apart() -> None:
     [
         (torch.zeros(4, 2, dtype=torch.long), torch.tensor([0, 1, 0, 1]), torch.nn.Linear(2, 2)),
         (torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]), torch.nn.Linear(2, 2)),
-        (torch.zeros(4, 2), torch.tensor([5, 5, 5, 5]), torch.nn.Linear(2, 2)),
+        (torch.zeros(4, 2), torch.tensor([0.0, 1.0, 0.0, 1.0]), torch.nn.Linear(2, 2)),
     ],
 )
 def test_a_model_that_does_not_fit_the_samples_is_refused(

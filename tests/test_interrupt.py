@@ -17,9 +17,11 @@ from hybridfl.tally import Snapshot
 TASK = Synthetic().build(20, 0)
 
 SCRIPT = """
+import signal
 import sys
 from hybridfl import Synthetic, simulate
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background ignores it
 simulate(Synthetic().build(20, 0), "hfl", "paper", rounds=int(sys.argv[2]), out=sys.argv[1], checkpoint_every=int(sys.argv[3]))
 """
 
@@ -36,7 +38,10 @@ def interrupted(out: Path, every: int) -> tuple[int, str, float]:
             time.sleep(0.05)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
         return process.returncode, said, time.monotonic() - began
 
 

@@ -265,7 +265,7 @@ class TestConfiguration:
             ({"rounds": 3, "algoritm": "hfl"}, "Unknown setting 'algoritm'. Did you mean 'algorithm'"),
             ({"rounds": 3, "algorithm": "hlf"}, "hlf"),
             ({"rounds": 3, "algorithm": "fedavg", "round_seconds": 3.0}, "round-seconds=3 is for HFL"),
-            ({"rounds": 3, "devices": 0}, "devices=0 must be above 0"),
+            ({"rounds": 3, "devices": 0}, "devices=0 must be a whole number, 1 or more"),
             ({"rounds": 3, "seed": -1}, "seed=-1 is no seed: give a whole number from 0"),
             ({"rounds": 3, "seed": 2**63}, "is no seed"),
         ],
