@@ -20,9 +20,11 @@ TASK = Synthetic().build(20, 0)
 HEED = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
 
 SCRIPT = """
+import signal
 import sys
 from hybridfl import Synthetic, simulate
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests in the background ignores it
 simulate(Synthetic().build(20, 0), "hfl", "paper", rounds=int(sys.argv[2]), out=sys.argv[1], checkpoint_every=int(sys.argv[3]))
 """
 

@@ -506,7 +506,9 @@ def _say_what_has_ended(plans: Sequence[Run], folders: Sequence[Path], quiet: bo
     if any(ended) and not quiet:
         have = "has" if sum(ended) == 1 else "have"
         which = "This run has" if len(plans) == 1 else f"{sum(ended)} of {len(plans)} runs {have}"
-        typer.echo(f"{which} ended already and will only be read; --fresh runs again.", err=True)
+        typer.echo(
+            f"{which} ended already and will only be read; `run --fresh` or `compare --fresh` begins again.", err=True
+        )
 
 
 def _ended(plan: Run, record: Record) -> str:
