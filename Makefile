@@ -5,10 +5,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
+CONTESTANTS := hfl,hfl-by-device,hfl-drift,hfl-drift-by-device=hfl-drift(weighting=ByDevice()),hfl-as-printed,fedavg,$\
+	fedprox,fedasync,fedbuff,s-sgd
+
 demo: $(INSTALLED)  ## compare HFL with its rivals on synthetic data, and show the result
 	rm -rf results/demo
 	$(BIN)/hybridfl compare --task synthetic --devices 100 --stragglers 0.9 --max-delay 10 --seconds 200 --seeds 3 \
-		--algorithms hfl,hfl-by-device,hfl-drift,hfl-as-printed,fedavg,fedprox,fedasync,fedbuff,s-sgd --out results/demo
+		--algorithms "$(CONTESTANTS)" --out results/demo
 
 # One thread a worker: two workers with two threads each would only get in each other's way. Tests that start Ray are one
 # worker's (loadgroup): a second Ray on the machine would find the first.
