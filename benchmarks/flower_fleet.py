@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 from hybridfl.flower.local_fleet import LocalFleet
-from hybridfl.records import Record, load
-from hybridfl.run_folder import FINISHED
+from hybridfl.records import FINISHED, Record, load
 
 APP = Path(__file__).parents[1] / "examples" / "flower"
 DEVICES, SLOW = 6, 3

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hybridfl.flower.local_fleet import LocalFleet, answers
-from hybridfl.records import Arrival, SavedRun, load
-from hybridfl.run_folder import FINISHED
+from hybridfl.records import FINISHED, Arrival, SavedRun, load
 
 APP = Path(__file__).parents[1] / "examples" / "flower"
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

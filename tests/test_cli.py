@@ -170,6 +170,36 @@ def test_compare_takes_labels(tmp_path: Path) -> None:
     assert {run.label for run in load_all(tmp_path)} == {"small", "large"}
 
 
+LOCAL = "HFL(local=FullWork(epochs=2))"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [("--epochs", "1"), ("--batch-size", "7"), ("--learning-rate", "0.5"), ("--schedule", "sqrt"), ("--clip", "1")],
+)
+def test_an_option_of_the_local_work_that_nobody_takes_is_refused(option: tuple[str, str], tmp_path: Path) -> None:
+    few = ("--devices", 10, "--rounds", 1, "--quiet", "--out")
+    with pytest.raises(InputError, match=f"{option[0]} has no effect, because 'HFL"):
+        hybridfl("run", "--algorithm", LOCAL, *option, *few, tmp_path / "r")
+    with pytest.raises(InputError, match=f"{option[0]} has no effect"):
+        hybridfl("compare", "--algorithms", f"own={LOCAL}", *option, "--seeds", 1, *few, tmp_path / "c")
+
+
+def test_an_option_of_the_local_work_is_for_those_that_take_it(tmp_path: Path) -> None:
+    names = f"own={LOCAL},fedavg"
+    hybridfl("compare", "--algorithms", names, "--seeds", 1, "--rounds", 1, "--out", tmp_path, *SMALL)
+    epochs = {run.label: "epochs=1" in str(run.config["algorithm"]) for run in load_all(tmp_path)}
+    assert epochs == {"own": False, "fedavg": True}
+
+
+def test_a_comparison_of_a_part_leaves_the_page_its_own_target(tmp_path: Path) -> None:
+    few = ("--rounds", 3, "--out", tmp_path, *SMALL)
+    hybridfl("compare", "--algorithms", "hfl,fedavg", "--seeds", 2, *few)
+    page = (tmp_path / "report.html").read_text()
+    hybridfl("compare", "--algorithms", "hfl", "--seeds", 1, *few)
+    assert (tmp_path / "report.html").read_text() == page
+
+
 def test_quiet_says_nothing(tmp_path: Path) -> None:
     result = process("compare", "--algorithms", "hfl", "--seeds", "1", "--rounds", "2", "--out", tmp_path, *SMALL)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")

@@ -18,7 +18,7 @@ def words(*runs: SavedRun, target: float = math.nan) -> str:
 
 def test_the_headline_compares_with_the_best_rival_and_with_fedavg() -> None:
     assert words(*comparison(), target=0.5) == (
-        "Over 2 seeds, hfl ends at a test accuracy of 75.0 % ± 7.1, beside fedavg at 40.0 %. "
+        "Over 2 seeds, hfl ends at a test accuracy of 75.0 % ± 7.1, against fedavg at 40.0 %. "
         "hfl is the first at the target of 50.0 % by sample after 1.0 virtual seconds; FedAvg does not reach it, in a run "
         "10.0 × as long. With all the data in one place, s-sgd reaches 90.0 %: the upper bound."
     )
@@ -38,7 +38,7 @@ def at_the_end(label: str, *accuracies: float) -> list[SavedRun]:
         ((0.60, 0.62, 0.61), (0.70, 0.72, 0.71), "behind"),
         ((0.70, 0.60, 0.80), (0.60, 0.61, 0.62), "level with"),  # 0.10, −0.01, 0.18: 0.09 ± 0.24
         ((0.695, 0.650, 0.741), (0.694, 0.690, 0.698), "level with"),  # 69.5 ± 4.6 beside 69.4 ± 0.4
-        ((0.9,), (0.1,), "beside"),  # one seed says nothing of the spread
+        ((0.9,), (0.1,), "against"),  # one seed says nothing of the spread
     ],
 )
 def test_ahead_is_said_only_where_the_paired_interval_says_so(
@@ -75,12 +75,16 @@ def test_the_headline_names_who_reached_the_target_first() -> None:
     assert words(early, saved("hfl", [record(0, 0, 0.1)]), target=0.5).endswith("; hfl does not reach it.")
 
 
-def test_a_rival_that_diverged_is_named_and_sets_no_speed_up() -> None:
+def test_no_place_is_claimed_where_a_seed_is_missing() -> None:
+    ours = at_the_end("hfl", 0.80, 0.81, 0.20)
+    theirs = at_the_end("fedbuff", 0.70, 0.71)
+    assert "ends at a test accuracy of 60.3 % ± 34.9, against fedbuff at 70.5 % ± 0.7." in words(*ours, *theirs)
+
+
+def test_a_rival_that_diverged_sets_no_speed_up() -> None:
     runs = [*at_the_end("hfl", 0.7, 0.7), *at_the_end("fedbuff", 0.5, 0.5), broken("fedavg", 0), broken("fedavg", 1)]
-    said = words(*runs, target=0.6)
-    assert "level with" not in said
-    assert "Diverged: fedavg (2 of 2 seeds)." in said
-    assert "FedAvg does not reach" not in said
+    assert "FedAvg does not reach" not in words(*runs, target=0.6)
+    assert words(broken(), target=0.6).startswith("hfl has no final figures: it diverged.")
 
 
 def test_the_headline_of_one_run_compares_with_nothing() -> None:

@@ -167,6 +167,26 @@ def test_load_all_refuses_a_folder_without_results(tmp_path: Path) -> None:
             load_all(folder)
 
 
+@pytest.mark.parametrize("name", ["records.jsonl", "arrivals.jsonl"])
+def test_what_was_changed_after_a_run_had_ended_is_not_read(name: str, tmp_path: Path) -> None:
+    write(tmp_path, FIRST)
+    files = RunFolder(tmp_path, CONFIG)
+    files.clear()
+    files.write(SECOND, (MERGED,))
+    files.finish({}, 1.0)
+    assert load(tmp_path).records == (SECOND,)
+    path = tmp_path / name
+    text = path.read_text()
+    path.write_text(text.replace("0.25", "0.99").replace('"staleness": 1', '"staleness": 0'))
+    with pytest.raises(InputError, match=f"{name}' is not what it was when the run ended"):
+        load(tmp_path)
+    path.unlink()
+    with pytest.raises(InputError, match=f"{name}' is not what it was"):
+        load_all(tmp_path)
+    path.write_text(text)
+    assert load(tmp_path).records == (SECOND,)
+
+
 def test_every_line_is_json_by_the_letter(tmp_path: Path) -> None:
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")

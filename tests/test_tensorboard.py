@@ -44,6 +44,7 @@ def test_tensorboard_reads_what_the_records_say(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_run_under_way_is_followed_and_written_once(tmp_path: Path) -> None:
     simulate(TASK, HFL(), PaperDelays(), rounds=3, out=tmp_path)
+    (tmp_path / "finished.json").unlink()
     path = tmp_path / "records.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2]))

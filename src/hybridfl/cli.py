@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import click
 import typer
+from click.core import ParameterSource
 
 from hybridfl import cli_data, cli_deploy, cli_fleet, cli_paper
 from hybridfl.cli_data import DataDirOption
@@ -140,6 +142,7 @@ def run(
         from hybridfl.spelling import read_guard, read_labelled, read_task
 
         local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
+        _check_local_is_used([algorithm])
         comparison = Comparison(
             read_task(task),
             dict([read_labelled(algorithm, local)]),
@@ -240,13 +243,14 @@ def compare(
         from hybridfl.experiment import save_all
         from hybridfl.progress import RunsDisplay
         from hybridfl.records import load
-        from hybridfl.spelling import read_algorithms, read_guard, read_task
+        from hybridfl.spelling import read_algorithms, read_guard, read_task, split_list
         from hybridfl.summary import by_label, default_target, is_bound, measure_of, summarise
         from hybridfl.summary_table import json_row, print_table
 
         if target is not None:
             require_share("target", target)
         local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
+        _check_local_is_used(split_list(algorithms))
         comparison = Comparison(
             read_task(task),
             read_algorithms(algorithms, local),
@@ -288,7 +292,7 @@ def compare(
             fleet_size, slow = counted(devices, "device"), runs[0].stage.is_straggler.mean()
             title = f"{runs[0].task.name}, {fleet_size}, {slow:.0%} stragglers{cut}"
             print_table(rows, goal, title, measure_of(saved), bounds)
-        _report(folder, goal, say=not quiet and not as_json)
+        _report(folder, target, say=not quiet and not as_json)
     if interrupted:
         _stopped(folder)
     if any(row.diverged for row in rows):
@@ -406,18 +410,34 @@ def _local_work(
     return FullWork(epochs, batch_size, schedules[schedule](learning_rate), clip=clip)
 
 
+def _check_local_is_used(texts: Sequence[str]) -> None:
+    """Refuse options of the local work that none of the algorithms takes, since each spells its own."""
+    from hybridfl.algorithms.local_work import FullWork
+    from hybridfl.spelling import read_labelled
+
+    context = click.get_current_context()
+    names = ("epochs", "batch_size", "learning_rate", "schedule", "clip")
+    given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    ones, twos = ([read_labelled(text, FullWork(epochs=epochs)) for text in texts] for epochs in (1, 2))
+    if texts and given and ones == twos:
+        raise InputError(
+            f"--{given[0].replace('_', '-')} has no effect, because '{texts[0]}' spells its own local work: leave the option "
+            "out, or take local=… out of the algorithm."
+        )
+
+
 def _print_notes(task: Task, quiet: bool) -> None:
     """What a reader of the results should know of the data, on standard error."""
     for note in () if quiet else task.notes:
         typer.echo(f"{task.name}: {note}", err=True)
 
 
-def _report(folder: Path, goal: float, say: bool) -> None:
+def _report(folder: Path, target: float | None, say: bool) -> None:
     """The report is an extra: without its packages a comparison is complete all the same."""
     try:
         from hybridfl.report import write_report
 
-        page = write_report(folder, goal)
+        page = write_report(folder, target)
     except InputError as error:
         typer.echo(f"No report: {error}", err=True)
         return
@@ -432,7 +452,8 @@ def _stopped(folder: Path) -> NoReturn:
 
 def _how_to_go_on(folder: Path) -> str:
     """With runs that were stopped, or with the report on them; without a record, the same command is as good."""
-    from hybridfl.run_folder import FINISHED, RUN
+    from hybridfl.records import FINISHED
+    from hybridfl.run_folder import RUN
 
     runs = [path.parent for path in folder.rglob(RUN)] if folder.is_dir() else []
     name = shlex.quote(str(folder))

@@ -214,7 +214,6 @@ def _saved(
                 saves.files(plan).clear()
         for plan in plans:
             if saves.files(plan).is_finished:
-                saves.files(plan).check_finished()
                 last = load(saves.files(plan).folder).records[-1]
                 _warn_of_divergence(plan, last)
                 yield plan, last

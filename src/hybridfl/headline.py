@@ -29,7 +29,6 @@ def headline(runs: Sequence[SavedRun], rows: Sequence[Row], target: float) -> st
     return " ".join(
         [
             *_end_sentences(hero, rivals, measure, groups),
-            *_diverged_sentence(rivals),
             *_target_sentences(hero, rivals, target, charts.seconds_of(runs)),
             *(
                 f"With all the data in one place, {_name(row)} reaches {shown(row, measure)}"
@@ -58,7 +57,7 @@ def _end_sentences(hero: Row, rivals: Sequence[Row], measure: Measure, groups: G
     who = f"<strong>{_name(hero)}</strong>"
     over = f"Over {hero.seeds} seeds, " if hero.seeds > 1 else ""
     if hero.diverged:
-        yield f"{who} diverged on {hero.diverged} of {hero.seeds} seeds."
+        yield f"{who} has no final figures: it diverged."
     elif measure == "device_accuracy":
         subject = f"{over}{who} ends, by device, at a test accuracy of"
         yield _end_sentence(subject, hero, rivals, measure, groups)
@@ -69,10 +68,11 @@ def _end_sentences(hero: Row, rivals: Sequence[Row], measure: Measure, groups: G
 
 
 def standing(group: Sequence[SavedRun], other: Sequence[SavedRun], measure: Measure) -> str:
-    """`ahead of`, `behind` or `level with`: by the paired interval; of one seed, which has none, only `beside`."""
+    """`ahead of`, `behind` or `level with`: by the paired interval. Where there is none, as of one seed, only `against`."""
     difference = paired(group, other, measure)
-    if not math.isfinite(difference.half):
-        return "beside"
+    is_paired = {run.seed for run in group} == {run.seed for run in other}
+    if not is_paired or not math.isfinite(difference.half):
+        return "against"
     if difference.low <= 0 <= difference.high:
         return "level with"
     is_better = difference.mean < 0 if measure == "test_loss" else difference.mean > 0
@@ -85,12 +85,6 @@ def paired(group: Sequence[SavedRun], other: Sequence[SavedRun], measure: Measur
         dict(zip([run.seed for run in each], finals(each, measure), strict=True)) for each in (group, other)
     )
     return Interval.of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
-
-
-def _diverged_sentence(rivals: Sequence[Row]) -> Iterator[str]:
-    diverged = [f"{_name(row)} ({row.diverged} of {row.seeds} seeds)" for row in rivals if row.diverged]
-    if diverged:
-        yield f"Diverged: {', '.join(diverged)}."
 
 
 def _target_sentences(hero: Row, rivals: Sequence[Row], target: float, seconds: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def write_figures(runs: Sequence[SavedRun], folder: Path) -> list[Path]:
     """Draw every figure that has something to show, as SVG and as PDF."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a label may have letters that no font here has
         for name, draw in FIGURES.items():
             figure = draw(runs)
             if figure is not None:
@@ -76,7 +78,7 @@ def accuracy_time(runs: Sequence[SavedRun]) -> Figure | None:
 
 def accuracy_version(runs: Sequence[SavedRun]) -> Figure | None:
     """Test accuracy against versions, if any was made."""
-    made = any(run.records[-1].version > 0 for run in runs)
+    made = any(record.version > 0 and not record.has_diverged for run in runs for record in run.records)
     return _curves(runs, "version", ACCURACIES) if made else None
 
 

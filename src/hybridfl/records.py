@@ -97,6 +97,7 @@ Config = Mapping[str, Any]
 
 
 DEVICES = "devices.jsonl"
+FINISHED = "finished.json"
 
 DEPLOYED = "Flower"
 """What a deployment's `run.json` says in the place of a simulated fleet."""
@@ -246,10 +247,32 @@ def load_config(folder: Path) -> Config:
     raise InputError(f"'{folder / 'run.json'}' is not a run's configuration: remove the folder, or choose another.")
 
 
+def check_finished(folder: Path) -> None:
+    """Refuse records that are not what they were when the run ended; of a run under way, nothing is known."""
+    if not (folder / FINISHED).exists():
+        return
+    try:
+        said = json.loads((folder / FINISHED).read_text())
+        checksums = {name: said[name]["checksum"] for name in ("arrivals.jsonl", "records.jsonl")}
+    except (OSError, ValueError, KeyError, TypeError):
+        changed = [FINISHED]
+    else:
+        changed = [name for name, checksum in checksums.items() if _checksum(folder / name) != checksum]
+    if changed:
+        raise InputError(
+            f"'{folder / changed[0]}' is not what it was when the run ended: put it back, or remove the folder and run again."
+        )
+
+
+def _checksum(path: Path) -> str:
+    return hashlib.blake2b(path.read_bytes() if path.exists() else b"", digest_size=16).hexdigest()
+
+
 def load(folder: str | Path) -> SavedRun:
-    """Read one run's folder; a last line that was cut off in the middle is left out."""
+    """Read one run's folder; a last line that was cut off in the middle is left out, and what was changed is refused."""
     folder = Path(folder)
     config = load_config(folder)
+    check_finished(folder)
     try:
         records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / "records.jsonl"))
         arrivals = tuple(Arrival(**_known(row, Arrival)) for row in _rows(folder / "arrivals.jsonl"))

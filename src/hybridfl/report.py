@@ -20,6 +20,7 @@ from hybridfl.headline import NOTHING, Groups, headline, percent, shown, times
 from hybridfl.panels import Control, Panel, panels
 from hybridfl.records import SavedRun, difference, load_all
 from hybridfl.summary import TAIL, Measure, Row, by_label, default_target, is_bound, is_known, summarise
+from hybridfl.wording import counted
 
 
 def write_report(folder: str | Path, target: float | None = None) -> Path:
@@ -67,15 +68,16 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
 
     goal = default_target(runs) if target is None else target
     rows = summarise(runs, goal)
+    text = headline(runs, rows, goal)
     shown = [panel for panel in panels(runs, goal) if panel.figures]
     figures = json.dumps({panel.name: panel.figures for panel in shown}, separators=(",", ":"), allow_nan=False)
     template = Template(files("hybridfl").joinpath("report.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"hybridfl report: {runs[0].config['task']['name']}"),
-        headline=headline(runs, rows, goal),
+        headline=text,
         warnings="\n".join(f'<p class="warning">{escape(line)}</p>' for line in [*diverged(runs), *cut_off(runs)]),
         table=_table(runs, rows),
-        legend=_legend(runs, goal, is_default=goal == default_target(runs)),
+        legend=_legend(runs, goal, goal == default_target(runs), text),
         sections="\n".join(_section(panel) for panel in shown),
         faults=fault_section(runs),
         configuration=_configuration(runs),
@@ -90,9 +92,10 @@ def diverged(runs: Sequence[SavedRun]) -> list[str]:
     for label, group in by_label(runs).items():
         where = [f"seed {run.seed} at version {run.records[-1].version}" for run in group if run.has_diverged]
         if where:
+            on = f"{len(where)} of {counted(len(group), 'seed')}"
             lines.append(
-                f"{label} diverged on {len(where)} of {len(group)} seeds ({', '.join(where)}): its weights or losses are not "
-                "finite. Its row has no means, and its curve ends with a mark."
+                f"{label} diverged on {on} ({', '.join(where)}): its weights or losses are not finite. Its row has no means, "
+                "and its curve ends with a mark."
             )
     return lines
 
@@ -102,6 +105,9 @@ def cut_off(runs: Sequence[SavedRun]) -> list[str]:
     lines = []
     for run in runs:
         if run.has_diverged:
+            continue
+        if run.records[-1].version == 0:
+            lines.append(f"{run.label}, seed {run.seed}: made no version, so its figures are those of the first model.")
             continue
         last, seconds, rounds = run.records[-1], run.config.get("seconds"), run.config.get("rounds")
         if rounds is not None and last.version >= rounds:
@@ -170,7 +176,8 @@ def _discarded(row: Row, group: Sequence[SavedRun]) -> str:
     return f"{row.discarded:,.0f}{share}"
 
 
-def _legend(runs: Sequence[SavedRun], target: float, is_default: bool) -> str:
+def _legend(runs: Sequence[SavedRun], target: float, is_default: bool, text: str) -> str:
+    """What the table means, and the words of the text above it."""
     origin = "95 % of the best that a federated algorithm ends at" if is_default else "as given"
     lines = [
         f"All figures are means over the last {100 * TAIL:.0f} % of a run's {charts.seconds_of(runs)}, then over seeds; "
@@ -190,10 +197,12 @@ def _legend(runs: Sequence[SavedRun], target: float, is_default: bool) -> str:
         )
     elif is_known(runs, "test_accuracy"):
         lines.append("No federated algorithm sets a target.")
-    lines.append(
-        "In the text above, ahead and behind mean that the 95 % interval of the differences, paired by seed, does not hold "
-        "0; else it says level. Discarded: updates that arrived and were thrown away, per run."
-    )
+    if any(word in text for word in ("ahead of", "behind", "level with")):
+        lines.append(
+            "In the text above, ahead and behind mean that the 95 % interval of the differences, paired by seed, does not "
+            "hold 0; else it says level."
+        )
+    lines.append("Discarded: updates that arrived and were thrown away, per run.")
     if any(run.is_deployed and not run.config["task"]["test_samples"] for run in runs):
         lines.append(
             "The server had no test set: test scores are what devices said of the models they were sent, each device's last, "

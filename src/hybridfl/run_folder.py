@@ -27,10 +27,9 @@ from torch import Tensor, nn
 
 from hybridfl.checkpoints import write_aside
 from hybridfl.errors import InputError
-from hybridfl.records import DEVICES, Arrival, Config, DeviceScore, Record, line_of
+from hybridfl.records import DEVICES, FINISHED, Arrival, Config, DeviceScore, Record, line_of
 
 CHECKPOINTS = "checkpoints"
-FINISHED = "finished.json"
 MODEL = "model.safetensors"
 RUN = "run.json"
 
@@ -62,23 +61,6 @@ class RunFolder:
     def is_finished(self) -> bool:
         """Whether the run has ended, and what it left is there."""
         return (self.folder / FINISHED).exists() and (self.folder / MODEL).exists()
-
-    def check_finished(self) -> None:
-        """Refuse records that are not what they were when the run ended."""
-        try:
-            said = json.loads((self.folder / FINISHED).read_text())
-            changed = [
-                lines.path
-                for lines in self._lines
-                if _hash(lines.path.read_bytes()).hexdigest() != said[lines.path.name]["checksum"]
-            ]
-        except (OSError, ValueError, KeyError, TypeError):
-            changed = [self.folder / FINISHED]
-        if changed:
-            raise InputError(
-                f"'{changed[0]}' is not what it was when the run ended: put it back, or remove the folder "
-                "and run again."
-            )
 
     def announce(self) -> None:
         """Say which run this folder is for, before it begins."""

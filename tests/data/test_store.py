@@ -120,6 +120,19 @@ def test_what_is_missing_is_said_in_one_line(published: RemoteFile, tmp_path: Pa
     assert str(tmp_path) in str(error.value)
 
 
+def test_another_file_under_the_published_name_is_said(
+    published: RemoteFile, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "toys" / "a.bin"
+    path.parent.mkdir()
+    path.write_bytes(CONTENT)
+    locate("toys", tmp_path)
+    assert caplog.messages == []
+    path.write_bytes(b"other")
+    locate("toys", tmp_path)
+    assert caplog.messages == [f"'{path}' is not the file that was published as toys: `hybridfl data check` has more."]
+
+
 def test_a_mirror_helps_when_the_address_has_moved(
     upstream: Upstream, published: RemoteFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

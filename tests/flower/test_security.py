@@ -17,7 +17,7 @@ from flower_trial import Trial, check_counted_once, of
 from hybridfl.flower.credentials import make_certificates, make_keys
 from hybridfl.flower.local_fleet import answers
 from hybridfl.flower.proxy import nginx_config
-from hybridfl.run_folder import FINISHED
+from hybridfl.records import FINISHED
 
 pytestmark = pytest.mark.flower
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")

@@ -7,6 +7,7 @@ data set has a folder of its own with the files as their publishers ship them.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shlex
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from typing import Any
 
 from hybridfl.data.packed import open_packed
 from hybridfl.errors import InputError, nearest
+
+log = logging.getLogger("hybridfl")
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,11 @@ def locate(name: str, chosen: Path | None = None) -> list[Path]:
             f"{known.name} is not in '{folder}': run `hybridfl data fetch {known.name}{_option(chosen)}` "
             f"({known.num_bytes / 1e6:.1f} MB), or point HYBRIDFL_DATA or --data-dir to where it is."
         )
+    for file, path in zip(known.files, paths, strict=True):
+        if condition(folder, file) == "damaged":
+            log.warning(
+                "'%s' is not the file that was published as %s: `hybridfl data check` has more.", path, known.name
+            )
     return paths
 
 

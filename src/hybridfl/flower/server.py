@@ -22,7 +22,7 @@ from hybridfl.flower.transport import FlowerTransport
 from hybridfl.flower.wire import Terms
 from hybridfl.folder_lock import locked
 from hybridfl.protocol import Fleet, Update, Vector
-from hybridfl.records import Record, changed_code, check_folder, fingerprint
+from hybridfl.records import Record, changed_code, check_finished, check_folder, fingerprint
 from hybridfl.run import Moment, run
 from hybridfl.run_folder import RunFolder
 from hybridfl.tally import Draft, Tally, models_in
@@ -68,7 +68,7 @@ def serve(
         log.warning("'%s' is not what it was when the run in '%s' began.", name, deployment.out)
     with locked([deployment.out]):
         if files.is_finished:
-            files.check_finished()
+            check_finished(deployment.out)
             log.info("The run in '%s' has ended already.", deployment.out)
             return
         keeper = Keeper(deployment, files, clock)

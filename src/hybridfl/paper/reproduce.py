@@ -19,8 +19,7 @@ from hybridfl.paper.results import Result, distilled
 from hybridfl.paper.study import Arm, Study, folder_of
 from hybridfl.plan import Run
 from hybridfl.progress import bars, part_done
-from hybridfl.records import Record, load, load_config
-from hybridfl.run_folder import FINISHED
+from hybridfl.records import FINISHED, Record, load, load_config
 from hybridfl.threads import CORES
 from hybridfl.wording import counted
 
