@@ -164,6 +164,12 @@ def test_a_table_says_how_many_seeds_diverged(tmp_path: Path) -> None:
     ]
 
 
+def test_compare_takes_seeds_from_another_on(tmp_path: Path) -> None:
+    few = ("--seeds", 2, "--first-seed", 7, "--rounds", 1, "--out", tmp_path, *SMALL)
+    hybridfl("compare", "--algorithms", "fedavg", *few)
+    assert [run.seed for run in load_all(tmp_path)] == [7, 8]
+
+
 def test_compare_takes_labels(tmp_path: Path) -> None:
     names = "small=FedBuff(buffer=2),large=FedBuff(buffer=5)"
     hybridfl("compare", "--algorithms", names, "--seeds", 1, "--rounds", 2, "--out", tmp_path, *SMALL)

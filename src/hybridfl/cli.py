@@ -186,6 +186,7 @@ def resume(
 @app.command(
     epilog=examples(
         "hybridfl compare --seconds 200 --seeds 3",
+        "hybridfl compare --seeds 5 --first-seed 10",
         "hybridfl compare --algorithms 'hfl,small=FedBuff(buffer=5),large=FedBuff(buffer=20)' --out results/buffers",
         "hybridfl compare --algorithms hfl,fedavg --rounds 50 --json > table.json",
     )
@@ -206,6 +207,10 @@ def compare(
     max_delay: MaxDelayOption = None,
     guard: GuardOption = "off",
     seeds: Annotated[int, typer.Option(help="Runs of each algorithm, with seeds 0, 1, …")] = 3,
+    first_seed: Annotated[
+        int,
+        typer.Option(help="The first of the seeds: judge by others than you tuned by.", min=0, max=MOST_SEED),
+    ] = 0,
     seconds: SecondsOption = None,
     rounds: RoundsOption = None,
     evaluate_every: EveryOption = None,
@@ -256,7 +261,7 @@ def compare(
             read_algorithms(algorithms, local),
             _fleet(fleet, stragglers, max_delay),
             devices,
-            range(seeds),
+            range(first_seed, first_seed + seeds),
             seconds,
             rounds,
             evaluate_every,
