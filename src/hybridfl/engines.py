@@ -42,12 +42,12 @@ def trainer_for(task: Task, seed: int, device: torch.device = CPU) -> JointTrain
         if dense is None:
             from hybridfl.cuda_training import GraphSGD
 
-            return GraphSGD(task.train, task.model, task.loss, task.l2, seed)
+            return GraphSGD(task.train, task.first_model, task.loss, task.l2, seed)
         from hybridfl.softmax_cuda import CudaSoftmaxSGD
 
         return CudaSoftmaxSGD(task.train, dense, task.l2, seed)
     if dense is None:
-        return LocalSGD(task.train, task.model, task.loss, task.l2, seed)
+        return LocalSGD(task.train, task.first_model, task.loss, task.l2, seed)
     from hybridfl.dense_training import DenseSGD
 
     return DenseSGD(task.train, dense, task.l2, seed)
@@ -60,18 +60,18 @@ def evaluator_for(task: Task, stragglers: NDArray[np.bool_], seed: int, device: 
     )
     dense = closed_form(task, device)
     audience = Audience.of(
-        test, stragglers, 1 / dense.num_classes if dense is not None else chance_of(task.model, task.train)
+        test, stragglers, 1 / dense.num_classes if dense is not None else chance_of(task.first_model, task.train)
     )
     if device.type == "cuda":
         if dense is None:
             from hybridfl.cuda_evaluation import CudaEvaluation
 
-            return CudaEvaluation(task.model, task.loss, train, test, audience, task.l2)
+            return CudaEvaluation(task.first_model, task.loss, train, test, audience, task.l2)
         from hybridfl.softmax_cuda import CudaSoftmaxEvaluation
 
         return CudaSoftmaxEvaluation(dense, train, test, audience, task.l2)
     if dense is None or not dense.is_softmax_regression:
-        return Evaluation(ModuleForward(task.model, task.loss), train, test, audience, task.l2)
+        return Evaluation(ModuleForward(task.first_model, task.loss), train, test, audience, task.l2)
     from hybridfl.dense_training import SoftmaxForward
 
     return Evaluation(SoftmaxForward(dense), train, test, audience, task.l2)
@@ -92,7 +92,7 @@ def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
 
 def _chain(task: Task) -> Dense | None:
     """The chain of linear layers a task's model is, if its closed form is right for the task's samples too."""
-    dense = Dense.of(task.model, task.loss)
+    dense = Dense.of(task.first_model, task.loss)
     if dense is None or task.train.targets.dim() != 1:
         return None
     as_seen = torch.float32 if task.train.scale is not None else task.train.inputs.dtype
