@@ -37,6 +37,11 @@ def device_named(name: str) -> torch.device:
 
 def trainer_for(task: Task, seed: int, device: torch.device = CPU) -> JointTrainer:
     """The fastest trainer that is right for the task's model."""
+    if device.type == "cuda" and task.first_weights.dtype != torch.float32:
+        raise InputError(
+            f"The model's parameters are {task.first_weights.dtype}, and a GPU trains float32: call `model.float()`, or use "
+            "the CPU."
+        )
     dense = closed_form(task, device)
     if device.type == "cuda":
         if dense is None:
@@ -93,7 +98,7 @@ def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
 def _chain(task: Task) -> Dense | None:
     """The chain of linear layers a task's model is, if its closed form is right for the task's samples too."""
     dense = Dense.of(task.first_model, task.loss)
-    if dense is None or task.train.targets.dim() != 1:
+    if dense is None or task.train.targets.dim() != 1 or task.first_weights.dtype != torch.float32:
         return None
     as_seen = torch.float32 if task.train.scale is not None else task.train.inputs.dtype
     return dense if dense.is_softmax_regression or as_seen == torch.float32 else None
@@ -114,6 +119,8 @@ def check_task(task: Task) -> None:
     """Raise `InputError` if a task cannot be trained, whichever engine it gets: every way to run one comes by here."""
     model = task.model_with(task.first_weights)
     check_first_weights(model)
+    for samples in (task.train, task.test):
+        samples.check_finite()
     if type(model) is LogisticRegression and closed_form(task) is not None:
         check_trainable(model)  # no trial: it is known what it computes
         for samples in (task.train, task.test):
