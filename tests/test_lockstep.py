@@ -15,10 +15,12 @@ from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.sampling import Uniform
 from hybridfl.algorithms.ssgd import SSGD
+from hybridfl.data.federated import Samples
 from hybridfl.data.synthetic import synthetic
 from hybridfl.dense_training import DenseSGD
 from hybridfl.engines import CPU
 from hybridfl.errors import InputError
+from hybridfl.evaluation import Evaluation
 from hybridfl.experiment import execute
 from hybridfl.lockstep import Event, execute_all
 from hybridfl.plan import Run
@@ -28,6 +30,7 @@ from hybridfl.tally import Snapshot
 from hybridfl.task import Task
 from hybridfl.tasks import Synthetic
 from hybridfl.timing import PaperDelays
+from hybridfl.training import LocalSGD
 
 LOCAL = FullWork(epochs=2, batch_size=16)
 ALGORITHMS: list[Any] = [
@@ -162,6 +165,45 @@ def test_two_iterations_at_once_leave_threads_as_they_were() -> None:
     assert torch.get_num_threads() == before
 
 
+class FiniteOnly(LocalSGD):
+    """Trains no weights that are not finite."""
+
+    @staticmethod
+    def together(wanted: Any) -> Any:
+        assert all(bool(job.weights.isfinite().all()) for _, jobs in wanted for job in jobs)
+        return LocalSGD.together(wanted)
+
+
+def exploding() -> Task:
+    """With a rate of 100 the L2 term makes weights 200 times as large with every step, and losses stay finite for long."""
+    inputs = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
+    train = Samples.from_devices([(own, torch.arange(3)) for own in inputs])
+    torch.manual_seed(0)
+    return Task("exploding", train, train, nn.Linear(2, 3), l2=1.0)
+
+
+EXPLODING = FullWork(epochs=1, batch_size=16, learning_rate=ConstantRate(100))
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg(Uniform(4), EXPLODING), FedAsync(local=EXPLODING), HFL(local=EXPLODING)])
+def test_a_run_ends_at_the_first_version_whose_weights_are_not_finite_however_rarely_it_is_scored(
+    algorithm: Any,
+) -> None:
+    def make(task: Task, seed: int) -> Any:
+        return FiniteOnly(task.train, task.model, task.loss, task.l2, seed)
+
+    found = set()
+    for seconds, rounds, every in [(None, 5000, None), (5000, None, None), (5000, None, 1000), (None, 5000, 9.0)]:
+        plan = Run(exploding(), algorithm, PaperDelays(0.5, 4), seconds, rounds, every)
+        *_, last, end = (event for _, event in execute_all([plan], CPU, make))
+        assert isinstance(last, Snapshot)
+        assert isinstance(end, Ended)
+        assert not bool(last.weights.isfinite().all())
+        assert last.record.diverged_at == last.record.version > 3
+        found.add((last.record.version, last.record.seconds, last.record.merged))
+    assert len(found) == 1, "at the same version each time"
+
+
 def test_no_runs_are_no_records() -> None:
     assert list(execute_all([], CPU)) == []
 
@@ -171,6 +213,59 @@ def test_an_error_in_a_run_names_it() -> None:
     plan = Run(task, FedAvg(Uniform(10)), PaperDelays(0.5, 4), rounds=1, seed=3, label="mine")
     with pytest.raises(InputError, match="mine, seed 3: 10 participants a round, but the fleet has 8 devices"):
         list(execute(plan))
+
+
+@pytest.mark.parametrize("bad", ["training", "test"])
+def test_a_first_model_whose_loss_is_not_finite_is_refused_before_anything_is_trained(bad: str) -> None:
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        is_bad = targets == (1.0 if bad == "training" else 2.0)
+        return (outputs[:, 0] - targets).square() + torch.where(is_bad, math.inf, 0.0)
+
+    def never(task: Task, seed: int) -> Any:
+        return Never(task.train, task.model, task.loss)
+
+    class Never(LocalSGD):
+        @staticmethod
+        def together(wanted: Any) -> Any:
+            raise AssertionError
+
+    targets = torch.tensor([0.0, 1.0, 2.0])
+    samples = Samples.from_devices([(torch.ones(3, 2), targets)] * 4)
+    train, test = (samples.with_rows([samples.rows(d)[part] for d in range(4)]) for part in (slice(2), slice(2, 3)))
+    task = Task("mine", train, test, nn.Linear(2, 1), loss)
+    plan = Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(0.5, 4), rounds=2, label="mine")
+    with pytest.raises(
+        InputError,
+        match=f"^mine, seed 0: the first model's loss on the {bad} samples is not finite: check the first weights, the loss",
+    ):
+        list(execute_all([plan], CPU, never))
+
+
+def test_weights_are_scored_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[torch.Tensor] = []
+    score = Evaluation.__call__
+
+    def counted(evaluation: Evaluation, weights: torch.Tensor) -> Any:
+        scored.append(weights)
+        return score(evaluation, weights)
+
+    monkeypatch.setattr(Evaluation, "__call__", counted)
+    [task, _] = softmax_tasks()
+    plans = [
+        Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(0.5, 4), rounds=3),
+        Run(task, FedAsync(local=LOCAL), PaperDelays(0.5, 4), seconds=9.7, evaluate_every=4),
+        Run(task, FedAvg(Uniform(4), LOCAL), PaperDelays(0.5, 4), rounds=2, seed=1),
+    ]
+    events = list(execute_all(plans, CPU))
+    drafts = {(id(run), id(event.weights)) for run, event in events if isinstance(event, Snapshot)}
+    assert len(scored) == len(drafts)
+    for plan in plans:
+        *_, last, end = (event for run, event in events if run is plan)
+        assert isinstance(end, Ended)
+        assert isinstance(last, Snapshot)
+        held = sum(score.num_samples for score in end.devices)
+        right = sum(score.accuracy * score.num_samples for score in end.devices)
+        assert right / held == pytest.approx(last.record.test_accuracy)
 
 
 DIVERGING = FullWork(epochs=2, batch_size=16, learning_rate=ConstantRate(1e30))

@@ -1,6 +1,7 @@
 """A real Ray of two workers on this machine, and one of them killed in mid-run."""
 
 import dataclasses
+import functools
 import os
 import signal
 import time
@@ -15,7 +16,7 @@ from torch import nn
 from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.hfl import HFL
-from hybridfl.algorithms.local_work import FullWork
+from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.sampling import Uniform
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.data.synthetic import synthetic
@@ -182,6 +183,19 @@ def test_a_users_mistake_on_a_worker_is_one_line_here(cluster: Cluster) -> None:
     task = dataclasses.replace(network(5), loss=torch.nn.functional.cross_entropy)
     with pytest.raises(InputError, match="reduction='none'"):
         list(execute_on_cluster([Run(task, HFL(local=LOCAL), PaperDelays(0.5, 4), rounds=1)], cluster))
+
+
+def test_a_run_that_diverges_on_a_worker_ends_as_in_one_process(cluster: Cluster) -> None:
+    local = FullWork(epochs=1, batch_size=8, learning_rate=ConstantRate(100))
+    task = dataclasses.replace(network(5), l2=1.0)
+    plan = Run(task, HFL(local=local), PaperDelays(0.5, 4), seconds=5000, evaluate_every=1000)
+    alone = [event.record for _, event in execute_all([plan], CPU) if isinstance(event, Snapshot)]
+    for events in (
+        execute_on_cluster([plan], cluster),
+        execute_all([plan], CPU, functools.partial(RayTrainer, cluster)),
+    ):
+        assert repr([event.record for _, event in events if isinstance(event, Snapshot)]) == repr(alone)
+    assert alone[-1].diverged_at == alone[-1].version > 1
 
 
 class Deadly:

@@ -2,13 +2,14 @@
 
 import json
 import multiprocessing
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from hybridfl import HFL, FullWork, InputError, Run, Task, execute, load, save_all, simulate
@@ -108,9 +109,71 @@ def test_what_becomes_of_the_model_changes_no_run(task: Task, tmp_path: Path) ->
     assert json.loads((tmp_path / "run.json").read_text())["task"]["checksum"] == before["checksum"]
 
 
+@pytest.mark.parametrize("whose", ["the user's", "the task's"])
+def test_a_buffer_that_is_changed_in_place_changes_no_run(whose: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    own = Shifting()
+    task = made(own)
+    first = simulate(task, ALGORITHM, "paper", rounds=3)
+    (own if whose == "the user's" else task.model).shift.mul_(9)  # type: ignore[operator]
+    for out in (None, tmp_path, tmp_path):
+        again = simulate(task, ALGORITHM, "paper", rounds=3, out=out)
+        assert repr(again.records) == repr(first.records)
+        assert torch.equal(again.model.shift, torch.full((4,), 0.5))  # type: ignore[arg-type]
+    changed = made(own if whose == "the user's" else task.model)
+    assert changed.checksum != task.checksum
+    assert repr(simulate(changed, ALGORITHM, "paper", rounds=3).records) != repr(first.records)
+
+
+def test_a_task_with_one_thing_replaced_keeps_its_first_model() -> None:
+    torch.manual_seed(0)
+    own = Shifting()
+    task = made(own)
+    wanted = simulate(replace(task, scored=5), ALGORITHM, "paper", rounds=1)
+    for model in (own, task.model):
+        model.shift.mul_(9)  # type: ignore[operator]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(1.0)
+    few = replace(task, scored=5)
+    assert repr(simulate(few, ALGORITHM, "paper", rounds=1).records) == repr(wanted.records)
+    for other in (few, task.pooled(), pickle.loads(pickle.dumps(few))):
+        assert torch.equal(other.first_weights, task.first_weights)
+        assert torch.equal(replace(other, l2=0.1).first_model.shift, torch.full((4,), 0.5))  # type: ignore[arg-type]
+
+
 def test_another_model_in_a_task_brings_its_own_first_weights(task: Task) -> None:
-    other = Shifting()
-    assert torch.equal(replace(task, model=other).first_weights, flatten(other))
+    own = Shifting()
+    first = replace(task, model=own)
+    assert torch.equal(first.first_weights, flatten(own))
+    with torch.no_grad():
+        own.last.bias.add_(1)
+    assert not torch.equal(first.first_weights, flatten(own))
+    assert torch.equal(replace(first, model=own).first_weights, flatten(own)), "as it is now"
+
+
+def test_a_model_that_cannot_be_copied_is_refused_in_one_line() -> None:
+    model = nn.Linear(4, 3)
+    model.extra = model.weight * 2
+    with pytest.raises(
+        InputError, match=r"^Linear cannot be copied, which every run does with its model: Only Tensors"
+    ):
+        made(model)
+
+
+def test_a_saved_model_that_lacks_a_parameter_is_refused(task: Task, tmp_path: Path) -> None:
+    simulate(task, ALGORITHM, "paper", rounds=1, out=tmp_path)
+    path = tmp_path / "model.safetensors"
+    whole = load_file(path)
+    older = {name: each for name, each in whole.items() if name not in ("two.weight", "shift")}
+    save_file(older, path)  # as earlier versions wrote it: no buffers, one name per shared parameter
+    simulate(task, ALGORITHM, "paper", rounds=1, out=tmp_path)
+    save_file({name: each for name, each in whole.items() if name != "last.bias"}, path)
+    with pytest.raises(InputError, match=r"model.safetensors' has no parameter 'last.bias': run again with fresh=True"):
+        simulate(task, ALGORITHM, "paper", rounds=1, out=tmp_path)
+    save_file(whole | {"last.bias": torch.zeros(7)}, path)
+    with pytest.raises(InputError, match=r"is of another model \(size mismatch for last.bias.*fresh=True"):
+        simulate(task, ALGORITHM, "paper", rounds=1, out=tmp_path)
 
 
 def test_a_break_leaves_a_model(task: Task) -> None:

@@ -9,15 +9,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 import crashes
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.hfl import HFL
+from hybridfl.algorithms.local_work import ConstantRate, FullWork
+from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.experiment import save_all, simulate
 from hybridfl.fleets import flaky
 from hybridfl.plan import Run
 from hybridfl.records import load
+from hybridfl.task import Task
 from hybridfl.tasks import Synthetic
 from hybridfl.timing import PaperDelays
 
@@ -276,3 +281,21 @@ def test_a_full_disk_at_the_start_is_one_line(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_run_that_diverges_leaves_the_same_after_an_interruption(tmp_path: Path) -> None:
+    inputs = torch.randn(4, 3, 2, generator=torch.Generator().manual_seed(0))
+    samples = Samples.from_devices([(own, torch.arange(3)) for own in inputs])
+    torch.manual_seed(0)
+    task = Task("exploding", samples, samples, nn.Linear(2, 3), l2=1.0)
+    local = FullWork(epochs=1, batch_size=16, learning_rate=ConstantRate(100))
+    plan = Run(task, HFL(local=local), PaperDelays(0.5, 4), seconds=5000, evaluate_every=5)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    played(whole, plan)
+    played(broken, plan, until=2)
+    assert list((broken / "checkpoints").glob("*.json"))
+    played(broken, plan)
+    assert contents(broken) == contents(whole)
+    *_, before, last = load(whole).records
+    assert last.diverged_at == last.version
+    assert last.seconds // 5 == before.seconds // 5, "before a record was due"

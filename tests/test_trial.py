@@ -1,4 +1,5 @@
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from hybridfl import (
     simulate,
 )
 from hybridfl.flower.client import trained
+from hybridfl.flower.deployment import Deployment
 from hybridfl.protocol import Fleet, Inbox, Job, Work
 from hybridfl.trial import chance_of, check_trial
 from hybridfl.vectors import flatten
@@ -208,6 +210,37 @@ def test_first_weights_that_are_not_finite_are_refused() -> None:
         model.last.bias[1] = float("nan")
     with pytest.raises(InputError, match=r"'last\.bias' starts with NaN"):
         simulate(Task.from_devices(DEVICES, model), ALGORITHM, PaperDelays(), rounds=1)
+
+
+@pytest.mark.parametrize("name", ["inputs", "targets"])
+def test_test_samples_that_are_not_finite_are_refused(name: str) -> None:
+    devices = [(x, x[:, :1].clone()) for x, _ in DEVICES]
+    task = Task.from_devices(
+        devices, nn.Linear(4, 1), loss=lambda outputs, targets: (outputs - targets).square().mean(1)
+    )
+    getattr(task.test, name)[int(task.test.rows(2)[0])] = float("nan")
+    with pytest.raises(InputError, match=f"^Device 2 has NaN or infinite {name}: clean them"):
+        simulate(task, ALGORITHM, "paper", rounds=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
+def test_parameters_that_are_neither_float32_nor_float64_are_refused(dtype: torch.dtype) -> None:
+    remedy = "keep its parts as two real ones" if dtype.is_complex else r"call `model\.float\(\)`"
+    refused = pytest.raises(InputError, match=rf"^Parameter 'weight' is {dtype}, .*float32 or float64: {remedy}\.$")
+    model = nn.Linear(4, 3, dtype=dtype)
+    with refused:
+        simulate(Task.from_devices(DEVICES, model), ALGORITHM, "paper", rounds=1)
+    with refused:
+        Deployment(model, ALGORITHM, Path("nowhere"), rounds=1)
+
+
+def test_parameters_of_two_kinds_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double())
+    with pytest.raises(
+        InputError,
+        match=r"mixes parameters, '0.bias' is torch.float32 and '1.bias' is torch.float64: call `model.float\(\)`",
+    ):
+        simulate(Task.from_devices(DEVICES, model), ALGORITHM, "paper", rounds=1)
 
 
 def test_what_chance_is() -> None:

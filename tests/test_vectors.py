@@ -1,10 +1,12 @@
+import math
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from hybridfl.vectors import flatten, shares, unflatten, weighted_sum
+from hybridfl.vectors import flatten, is_finite, shares, unflatten, weighted_sum
 
 
 def two_layers() -> nn.Sequential:
@@ -57,6 +59,20 @@ def test_unflatten_refuses_weights_of_another_model() -> None:
 def test_shares_are_parts_of_the_data() -> None:
     assert shares(np.array([1, 3, 4])).tolist() == [0.125, 0.375, 0.5]
     assert shares(np.array([1, 3])).dtype == torch.float32
+
+
+def test_a_weighted_sum_is_as_wide_as_its_rows() -> None:
+    rows = torch.tensor([[1.0, 2.0], [10.0, 1e-12]], dtype=torch.float64)
+    assert weighted_sum(torch.tensor([0.5, 2.0]), rows).tolist() == [20.5, 1.0 + 2e-12]
+
+
+def test_what_is_finite() -> None:
+    assert is_finite(torch.zeros(0))
+    assert is_finite(torch.tensor([1.0, -2.0]))
+    assert is_finite(torch.full((3,), 3e38)), "though their sum is not"
+    for bad in (math.nan, math.inf, -math.inf):
+        assert not is_finite(torch.tensor([0.0, bad]))
+    assert not is_finite(torch.tensor([math.inf, -math.inf]))
 
 
 def test_weighted_sum_by_hand() -> None:

@@ -37,17 +37,22 @@ def device_named(name: str) -> torch.device:
 
 def trainer_for(task: Task, seed: int, device: torch.device = CPU) -> JointTrainer:
     """The fastest trainer that is right for the task's model."""
+    if device.type == "cuda" and task.first_weights.dtype != torch.float32:
+        raise InputError(
+            f"The model's parameters are {task.first_weights.dtype}, and a GPU trains float32: call `model.float()`, or use "
+            "the CPU."
+        )
     dense = closed_form(task, device)
     if device.type == "cuda":
         if dense is None:
             from hybridfl.cuda_training import GraphSGD
 
-            return GraphSGD(task.train, task.model, task.loss, task.l2, seed)
+            return GraphSGD(task.train, task.first_model, task.loss, task.l2, seed)
         from hybridfl.softmax_cuda import CudaSoftmaxSGD
 
         return CudaSoftmaxSGD(task.train, dense, task.l2, seed)
     if dense is None:
-        return LocalSGD(task.train, task.model, task.loss, task.l2, seed)
+        return LocalSGD(task.train, task.first_model, task.loss, task.l2, seed)
     from hybridfl.dense_training import DenseSGD
 
     return DenseSGD(task.train, dense, task.l2, seed)
@@ -60,18 +65,18 @@ def evaluator_for(task: Task, stragglers: NDArray[np.bool_], seed: int, device: 
     )
     dense = closed_form(task, device)
     audience = Audience.of(
-        test, stragglers, 1 / dense.num_classes if dense is not None else chance_of(task.model, task.train)
+        test, stragglers, 1 / dense.num_classes if dense is not None else chance_of(task.first_model, task.train)
     )
     if device.type == "cuda":
         if dense is None:
             from hybridfl.cuda_evaluation import CudaEvaluation
 
-            return CudaEvaluation(task.model, task.loss, train, test, audience, task.l2)
+            return CudaEvaluation(task.first_model, task.loss, train, test, audience, task.l2)
         from hybridfl.softmax_cuda import CudaSoftmaxEvaluation
 
         return CudaSoftmaxEvaluation(dense, train, test, audience, task.l2)
     if dense is None or not dense.is_softmax_regression:
-        return Evaluation(ModuleForward(task.model, task.loss), train, test, audience, task.l2)
+        return Evaluation(ModuleForward(task.first_model, task.loss), train, test, audience, task.l2)
     from hybridfl.dense_training import SoftmaxForward
 
     return Evaluation(SoftmaxForward(dense), train, test, audience, task.l2)
@@ -92,8 +97,8 @@ def closed_form(task: Task, device: torch.device = CPU) -> Dense | None:
 
 def _chain(task: Task) -> Dense | None:
     """The chain of linear layers a task's model is, if its closed form is right for the task's samples too."""
-    dense = Dense.of(task.model, task.loss)
-    if dense is None or task.train.targets.dim() != 1:
+    dense = Dense.of(task.first_model, task.loss)
+    if dense is None or task.train.targets.dim() != 1 or task.first_weights.dtype != torch.float32:
         return None
     as_seen = torch.float32 if task.train.scale is not None else task.train.inputs.dtype
     return dense if dense.is_softmax_regression or as_seen == torch.float32 else None
@@ -114,6 +119,8 @@ def check_task(task: Task) -> None:
     """Raise `InputError` if a task cannot be trained, whichever engine it gets: every way to run one comes by here."""
     model = task.model_with(task.first_weights)
     check_first_weights(model)
+    for samples in (task.train, task.test):
+        samples.check_finite()
     if type(model) is LogisticRegression and closed_form(task) is not None:
         check_trainable(model)  # no trial: it is known what it computes
         for samples in (task.train, task.test):

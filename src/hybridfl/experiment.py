@@ -140,7 +140,7 @@ def simulate(
         log.warning("Interrupted. What was recorded is in '%s'; the same call %s.", out, goes_on)
         raise
     saved = load(folder)
-    return Result(saved.records, saved.arrivals, saved.devices, files.read_model(task.model))
+    return Result(saved.records, saved.arrivals, saved.devices, files.read_model(task.first_model))
 
 
 def _in_memory(plan: Run, device: str) -> Result:

@@ -7,6 +7,7 @@ keep jobs apart that would change one another's rounding.
 from __future__ import annotations
 
 import gc
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import torch
 
 from hybridfl.engines import closed_form, evaluator_for, trainer_for
 from hybridfl.errors import InputError
-from hybridfl.evaluation import Evaluator, Scoring
+from hybridfl.evaluation import Evaluator, Scores, Scoring
 from hybridfl.free_memory import free_bytes
 from hybridfl.plan import Run, Stage
 from hybridfl.playing import NEVER, Ended, Often, Playing, Savepoint, play
@@ -63,6 +64,8 @@ class _Player:
     playing: Playing
     trainer: JointTrainer
     evaluator: Evaluator
+    scored: tuple[Vector, Scoring] | None = None
+    """What was scored last."""
     wanted: Sequence[Job] = ()
     answer: list[Update] | None = None
     has_ended: bool = False
@@ -74,6 +77,9 @@ class _Player:
         evaluator = evaluator_for(stage.task, stage.is_straggler, plan.seed, device)
         playing = play(plan, stage, device, saves.savepoint(plan, stage), saves.often)
         return cls(plan, stage, playing, trainer, evaluator)
+
+    def has_scored(self, weights: Vector) -> bool:
+        return self.scored is not None and self.scored[0] is weights
 
     def sayings(self) -> Iterator[Draft | Savepoint | Ended]:
         """Go on until jobs have to be trained, or to the end; then nothing is `wanted`."""
@@ -88,7 +94,11 @@ class _Player:
             else:
                 self.wanted = said
         except InputError as error:
-            raise InputError(f"{self.plan.name}, seed {self.plan.seed}: {error}") from None
+            raise InputError(f"{self.name}: {error}") from None
+
+    @property
+    def name(self) -> str:
+        return f"{self.plan.name}, seed {self.plan.seed}"
 
 
 def execute_all(
@@ -123,7 +133,10 @@ class _Pending:
             return
         if isinstance(self.said, Draft):
             assert self.scoring is not None
-            snapshot = self.said.scored(self.scoring.scores())
+            scores = self.scoring.scores()
+            snapshot = self.said.scored(scores)
+            if snapshot.record.has_diverged and snapshot.record.version == 0:
+                raise InputError(f"{player.name}: {_no_first_loss(scores)}")
             yield player.plan, snapshot
             if snapshot.record.has_diverged:
                 player.has_ended = True
@@ -149,13 +162,10 @@ def _in_lockstep(
         with _undisturbed(plans, device):
             with watched_for_randomness("An algorithm or a fleet"):
                 said = [(player, each) for player in players for each in player.sayings()]
-            scored = [(player, each) for player, each in said if not isinstance(each, Savepoint)]
             with watched_for_randomness(MODEL):
-                scorings = iter(_score_together([(player.evaluator, each.weights) for player, each in scored]))
+                scorings = _scorings(said)
         earlier = len(pending)
-        pending += [
-            _Pending(player, each, None if isinstance(each, Savepoint) else next(scorings)) for player, each in said
-        ]
+        pending += [_Pending(*each, scoring) for each, scoring in zip(said, scorings, strict=True)]
         while pending and pending[0].is_known():
             yield from pending.popleft().events()
             earlier -= 1
@@ -175,6 +185,33 @@ def _train_together(players: Sequence[_Player]) -> None:
         answers = kind.together([(player.trainer, player.wanted) for player in group])
         for player, updates in zip(group, answers, strict=True):
             player.answer = updates
+
+
+def _no_first_loss(scores: Scores) -> str:
+    samples = "test" if math.isfinite(scores.train_loss) else "training"
+    return (
+        f"the first model's loss on the {samples} samples is not finite: check the first weights, the loss and the scale of "
+        "the inputs."
+    )
+
+
+def _scorings(said: Sequence[tuple[_Player, Draft | Savepoint | Ended]]) -> list[Scoring | None]:
+    """Of all that has weights. What a player's last scoring is of, as the model at its end mostly is, is not scored again."""
+    found: list[Scoring | None] = []
+    new: dict[tuple[_Player, int], tuple[Evaluator, Vector]] = {}
+    for player, each in said:
+        if not isinstance(each, Savepoint) and not player.has_scored(each.weights):
+            new[player, id(each.weights)] = player.evaluator, each.weights
+    scorings = dict(zip(new, _score_together(list(new.values())), strict=True))
+    for player, each in said:
+        if isinstance(each, Savepoint):
+            found.append(None)
+            continue
+        if not player.has_scored(each.weights):
+            player.scored = each.weights, scorings[player, id(each.weights)]
+        assert player.scored is not None
+        found.append(player.scored[1])
+    return found
 
 
 def _score_together(wanted: Sequence[tuple[Evaluator, Vector]]) -> list[Scoring]:

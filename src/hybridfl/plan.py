@@ -111,7 +111,7 @@ class Run:
             "seed": self.seed,
             "code": code_of(
                 algorithm=self.algorithm,
-                model=self.task.model,
+                model=self.task.first_model,
                 loss=self.task.loss,
                 fleet=self.timing,
                 guard=self.guard,

@@ -17,6 +17,7 @@ from hybridfl.records import DeviceScore
 from hybridfl.run import Moment
 from hybridfl.simulation import NobodyLeft, Simulation, Traffic
 from hybridfl.tally import Draft, Tally, models_in
+from hybridfl.vectors import is_finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,6 +95,7 @@ def play(
     else:
         state, tally, due = savepoint.state, savepoint.tally.copied(), savepoint.due
 
+    on_cpu = device.type == "cpu"  # a GPU would have to be waited for: there, a record's scores tell
     is_due, every = often.clock(state.version), plan.seconds_between_records
     while True:
         try:
@@ -118,9 +120,14 @@ def play(
         tally.count(Moment(inbox, state, outbox))
         if plan.seconds is None:
             tally.check_progress()
+        is_new = state.version > before
+        if is_new and on_cpu and not is_finite(state.weights):
+            yield tally.draft(state.version, inbox.now, state.weights)
+            yield Ended(state.weights)
+            return
         is_last = _has_all_rounds(plan, state)
         # Only the instant that makes a version is worth a record: all that arrived has been merged into it.
-        if state.version > before and (inbox.now >= due or is_last):
+        if is_new and (inbox.now >= due or is_last):
             yield tally.draft(state.version, inbox.now, state.weights)
             due = (math.floor(inbox.now / every) + 1) * every if every else inbox.now
         if is_last:

@@ -52,7 +52,10 @@ class Record:
     below_chance: float = math.nan
     """The share of the devices whose accuracy is below 1/C, C being the number of classes."""
     diverged_at: float = math.nan
-    """The version at which weights or losses were not finite any more, in the last record of such a run; else NaN."""
+    """The first version known to have weights or losses that are not finite, in the last record of such a run; else NaN.
+
+    On a CPU, weights are looked at whenever a version is made; losses, and weights on a GPU, where a record is made.
+    """
 
     @property
     def has_diverged(self) -> bool:

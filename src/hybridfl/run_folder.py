@@ -112,7 +112,16 @@ class RunFolder:
         except (OSError, SafetensorError) as error:
             raise InputError(f"'{self.folder / MODEL}' cannot be read ({error}): run again with fresh=True.") from None
         copied = copy.deepcopy(model)
-        copied.load_state_dict(saved, strict=False)  # earlier versions left out buffers
+        lacking = _lacking(copied, saved)
+        if lacking:
+            raise InputError(f"'{self.folder / MODEL}' has no parameter '{lacking[0]}': run again with fresh=True.")
+        try:
+            copied.load_state_dict(saved, strict=False)  # earlier versions left out buffers
+        except RuntimeError as error:
+            reason = str(error).splitlines()[-1].strip()
+            raise InputError(
+                f"'{self.folder / MODEL}' is of another model ({reason}): run again with fresh=True."
+            ) from None
         return copied.eval()
 
     @contextmanager
@@ -164,6 +173,12 @@ class Lines:
         with self.path.open("ab") as file:
             os.fsync(file.fileno())
         return {"bytes": self._bytes, "checksum": self._checksum.hexdigest()}
+
+
+def _lacking(model: nn.Module, saved: Mapping[str, Tensor]) -> list[str]:
+    """Parameters that are saved under none of their names: one that is shared has several."""
+    there = {id(each) for name, each in model.named_parameters(remove_duplicate=False) if name in saved}
+    return [name for name, each in model.named_parameters() if id(each) not in there]
 
 
 def _hash(data: bytes = b"") -> Any:

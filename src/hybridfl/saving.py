@@ -84,7 +84,7 @@ class FolderSaves:
         if isinstance(event, Snapshot):
             saved.files.write(event.record, event.arrivals)
         elif isinstance(event, Ended):
-            saved.files.finish(state_of(plan.task.model, event.weights), saved.wall_seconds, event.devices)
+            saved.files.finish(state_of(plan.task.first_model, event.weights), saved.wall_seconds, event.devices)
         else:
             self._write_checkpoint(plan, saved, event)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
 from hybridfl.data.pairs import Pair
-from hybridfl.errors import require_whole
+from hybridfl.errors import InputError, require_whole
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.protocol import Vector
 from hybridfl.provenance import repr_of
@@ -23,29 +23,60 @@ from hybridfl.vectors import fill, flatten
 
 
 @dataclass(frozen=True, eq=False)
+class _First:
+    """A model as it was when its task was made, and the copy of it that the task shows."""
+
+    shown: nn.Module
+    model: nn.Module
+    weights: Vector
+
+    @classmethod
+    def of(cls, model: nn.Module) -> _First:
+        return cls(_copied(model), _copied(model), flatten(model))
+
+
+@dataclass(frozen=True, eq=False)
 class Task:
     """What is learned: samples by device, a model whose parameters are w_0, a loss a sample, and ε of the L2 term ε‖w‖².
 
     The same data and first weights make the same run: call `torch.manual_seed(0)` before a model is made at random.
+
+    The model is copied when the task is made, parameters and buffers: what becomes of the given one later, or of `task.model`,
+    changes no run. `replace(task, scored=5)` keeps the first model; `replace(task, model=other)` takes the other.
     """
 
     name: str
     train: Samples
     test: Samples
     model: nn.Module
+    """A copy of the model that was given, to look at: runs compute with another, `first_model`."""
     loss: Loss = cross_entropy
     l2: float = 0.0
     scored: int | None = None
     """Scores are taken on at most so many training samples and so many test samples, drawn by the run's seed; None: on all."""
     notes: tuple[str, ...] = ()
     """What a reader of results should know of the data."""
-    first_weights: Vector = field(init=False, repr=False)
-    """w_0: the model's as they are when the task is made. What becomes of the model later changes no run."""
+    _first: _First | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.scored is not None:
             require_whole("scored", self.scored)
-        object.__setattr__(self, "first_weights", flatten(self.model))
+        if self._first is None or self._first.shown is not self.model:
+            first = _First.of(self.model)
+            object.__setattr__(self, "_first", first)
+            object.__setattr__(self, "model", first.shown)
+
+    @property
+    def first_model(self) -> nn.Module:
+        """The model as it was when the task was made. Whoever computes with it takes a copy."""
+        assert self._first is not None
+        return self._first.model
+
+    @property
+    def first_weights(self) -> Vector:
+        """w_0: the parameters of `first_model`."""
+        assert self._first is not None
+        return self._first.weights
 
     @classmethod
     def from_devices(
@@ -71,13 +102,11 @@ class Task:
 
     def model_with(self, weights: Vector) -> nn.Module:
         """A copy of the model with these weights, ready to predict: a snapshot's or a moment's, for example."""
-        return fill(copy.deepcopy(self.model), weights).eval()
+        return fill(copy.deepcopy(self.first_model), weights).eval()
 
     def pooled(self) -> Task:
         """The same task with all training samples on one device."""
-        pooled = replace(self, train=self.train.pooled())
-        object.__setattr__(pooled, "first_weights", self.first_weights)
-        return pooled
+        return replace(self, train=self.train.pooled())
 
     def describe(self) -> dict[str, Any]:
         """What `run.json` says of a task; the checksum tells apart tasks that only differ in their numbers."""
@@ -86,8 +115,8 @@ class Task:
             "devices": len(self.test),
             "train_samples": len(self.train.index),
             "test_samples": len(self.test.index),
-            "model": " ".join(repr_of(self.model).split()),
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "model": " ".join(repr_of(self.first_model).split()),
+            "parameters": self.first_weights.numel(),
             "loss": _name_of(self.loss),
             "l2": self.l2,
             "scored": self.scored,
@@ -101,13 +130,23 @@ class Task:
         digest = hashlib.blake2b(digest_size=8)
         held = [(samples.inputs, samples.targets) for samples in (self.train, self.test)]
         shared = held[0][0] is held[1][0] and held[0][1] is held[1][1]
-        for tensor in (*held[0], *(() if shared else held[1]), self.first_weights, *self.model.buffers()):
+        for tensor in (*held[0], *(() if shared else held[1]), self.first_weights, *self.first_model.buffers()):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
             digest.update(_held_once(tensor).numpy().data)
         for array in (self.train.index, self.train.offsets, self.test.index, self.test.offsets):
             digest.update(np.ascontiguousarray(array).data)
         digest.update(f"{self.train.scale} {self.test.scale}".encode())
         return digest.hexdigest()
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"{type(model).__name__} cannot be copied, which every run does with its model: {reason}"
+        ) from error
 
 
 def _held_once(tensor: Tensor) -> Tensor:

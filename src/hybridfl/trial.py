@@ -87,6 +87,9 @@ def chance_of(model: nn.Module, samples: Samples) -> float:
     return math.nan if axis is None else 1 / outputs.shape[axis]
 
 
+TRAINABLE = (torch.float32, torch.float64)
+
+
 def check_trainable(model: nn.Module) -> None:
     """Refuse layers that would make a job's answer depend on anything but the job."""
     if not any(True for _ in model.parameters()):
@@ -94,10 +97,16 @@ def check_trainable(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             raise InputError(f"Parameter '{name}' is frozen, but all parameters are trained: make it a buffer instead.")
-        if not parameter.is_floating_point():
+        if parameter.dtype not in TRAINABLE:
+            remedy = "keep its parts as two real ones" if parameter.is_complex() else "call `model.float()`"
             raise InputError(
-                f"Parameter '{name}' is {parameter.dtype}: parameters to train are floating-point numbers."
+                f"Parameter '{name}' is {parameter.dtype}, and training needs float32 or float64: {remedy}."
             )
+    kinds = {parameter.dtype: f"'{name}' is {parameter.dtype}" for name, parameter in model.named_parameters()}
+    if len(kinds) > 1:
+        raise InputError(
+            f"The model mixes parameters, {' and '.join(sorted(kinds.values()))}: call `model.float()` or `model.double()`."
+        )
     for name, layer in model.named_modules():
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise InputError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,4 +76,9 @@ def drifts(jobs: Sequence[Job]) -> Tensor | None:
 
 def weighted_sum(coefficients: Tensor, rows: Tensor) -> Vector:
     """Σ_i a_i·row_i: one matrix-vector product. Every algorithm that averages does it here, hence with the same bits."""
-    return beside(coefficients, rows) @ rows
+    return beside(coefficients, rows).to(rows.dtype) @ rows
+
+
+def is_finite(numbers: Tensor) -> bool:
+    """Whether none is NaN or infinite. A finite sum says so, for less than looking at each; a sum may overflow by itself."""
+    return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())

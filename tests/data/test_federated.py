@@ -142,9 +142,18 @@ def test_inputs_that_are_not_finite_are_refused_by_device(value: float, shape: t
         Samples.from_devices([(own, torch.zeros(3)) for own in inputs])
 
 
-def test_targets_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(InputError, match="targets hold NaN"):
-        Samples.from_devices([(torch.zeros(2, 1), torch.tensor([0.0, math.nan]))])
+def test_targets_that_are_not_finite_are_refused_by_device() -> None:
+    fine, broken = torch.zeros(2), torch.tensor([0.0, math.nan])
+    with pytest.raises(InputError, match="Device 1 has NaN or infinite targets"):
+        Samples.from_devices([(torch.zeros(2, 1), fine), (torch.zeros(2, 1), broken)])
+
+
+def test_what_no_device_holds_may_be_anything() -> None:
+    samples = Samples.from_devices([(torch.ones(4, 2), torch.zeros(4))])
+    samples.inputs[3] = math.nan
+    samples.with_rows([samples.rows(0)[:3]]).check_finite()
+    with pytest.raises(InputError, match="Device 0 has NaN or infinite inputs"):
+        samples.check_finite()
 
 
 @pytest.mark.parametrize("kind", [torch.int32, torch.uint8, torch.bool])

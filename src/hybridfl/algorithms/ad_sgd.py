@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from hybridfl.algorithms.averages import float32_blocks
+from hybridfl.algorithms.averages import blocks_of
 from hybridfl.errors import InputError, require_positive
 from hybridfl.protocol import Update, Vector
 from hybridfl.vectors import beside
@@ -85,10 +85,10 @@ class Delayed:
         return torch.where(beside(self.fresh, weights), 0.0, moved) if self.fresh.any() else moved
 
     def _times(self, weights: Vector) -> Tensor:
-        """[m]: Δ_i·w. PyTorch has no product of float16 and float32, and w as float16 would lose what d is made of."""
+        """[m]: Δ_i·w. PyTorch has no product of two widths, and w as float16 would lose what d is made of."""
         if self.units is None:
             return self.deltas @ weights
-        return self.units * torch.cat([block @ weights for _, block in float32_blocks(self.deltas)])
+        return self.units * torch.cat([block.to(weights.dtype) @ weights for _, block in blocks_of(self.deltas)])
 
     def scaled(self, scales: Tensor) -> tuple[Tensor, Tensor]:
         """scale_i·Δ_i as a number a row and the rows as they are."""

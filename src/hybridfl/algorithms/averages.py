@@ -28,7 +28,7 @@ class Average(Protocol):
     """One step made of m."""
 
     def __call__(self, shares: Tensor, coefficients: Tensor, rows: Tensor) -> Vector:
-        """`shares` [m]: q_i, adding up to 1; `coefficients` [m]: c_i = q_i·f_i; `rows` [m, n], float32 or float16."""
+        """`shares` [m]: q_i, adding up to 1; `coefficients` [m]: c_i = q_i·f_i; `rows` [m, n], float16, 32 or 64."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +116,13 @@ class TrimmedMean:
         return torch.where(kept > 0, values * kept, 0.0).sum(1).to(values.dtype)
 
 
-def float32_blocks(rows: Tensor, usable: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """The rows some at a time, where they are, as float32 and with 0 in those that are not `usable`.
+def blocks_of(rows: Tensor, usable: Tensor | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """The rows some at a time, where they are, as float32 if they are float16, and with 0 in those that are not `usable`.
 
     A block lasts until the next one is asked for: they share their memory, which is small enough for the cache.
     """
     height = max(1, _block_size(rows) // max(1, rows.shape[1]))
-    buffer = torch.empty((min(height, len(rows)), rows.shape[1]), dtype=torch.float32, device=rows.device)
+    buffer = torch.empty((min(height, len(rows)), rows.shape[1]), dtype=_computed_in(rows), device=rows.device)
     for start in range(0, len(rows), height):
         some = slice(start, start + height)
         block = buffer[: len(rows[some])].copy_(rows[some])
@@ -130,16 +130,21 @@ def float32_blocks(rows: Tensor, usable: Tensor | None = None) -> Iterator[tuple
 
 
 def _sum_of_blocks(coefficients: Tensor, rows: Tensor, usable: Tensor | None = None) -> Vector:
-    """Σ_i c_i·row_i, in float32 whatever the rows are."""
-    total = torch.zeros(rows.shape[1], dtype=torch.float32, device=rows.device)
-    for some, block in float32_blocks(rows, usable):
+    """Σ_i c_i·row_i, of float16 rows in float32."""
+    total = torch.zeros(rows.shape[1], dtype=_computed_in(rows), device=rows.device)
+    coefficients = coefficients.to(total.dtype)
+    for some, block in blocks_of(rows, usable):
         total.addmv_(block.T, coefficients[some])
     return total
 
 
+def _computed_in(rows: Tensor) -> torch.dtype:
+    return torch.promote_types(rows.dtype, torch.float32)
+
+
 def _norms(rows: Tensor) -> Tensor:
     """[m]: ‖row_i‖."""
-    return torch.cat([block.norm(dim=1) for _, block in float32_blocks(rows)])
+    return torch.cat([block.norm(dim=1) for _, block in blocks_of(rows)])
 
 
 def _factors(shares: Tensor, coefficients: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from hybridfl.data.pairs import Pair, tensors_of
 from hybridfl.errors import InputError, require_seed, require_share
 from hybridfl.randomness import generator
+from hybridfl.vectors import is_finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,15 +86,19 @@ class Samples:
         for device, count in enumerate(self.num_samples):
             if count == 0:
                 raise InputError(f"Device {device} has no samples: leave it out or give it some.")
-        if self.inputs.is_floating_point() and not bool(torch.isfinite(self.inputs).all()):
-            bad = set(
-                torch.nonzero(~torch.isfinite(self.inputs.reshape(len(self.inputs), -1)).all(1)).flatten().tolist()
-            )
-            device = next(d for d in range(len(self)) if not bad.isdisjoint(self.rows(d).tolist()))
-            raise InputError(f"Device {device} has NaN or infinite inputs: clean them or leave the device out.")
-        if self.targets.is_floating_point() and not bool(torch.isfinite(self.targets).all()):
-            raise InputError("The targets hold NaN or infinite values: clean them.")
+        self.check_finite()
         return self if self.targets.is_floating_point() else replace(self, targets=self.targets.long())
+
+    def check_finite(self) -> None:
+        """Raise `InputError` unless all that devices hold is finite; what no device holds does no harm."""
+        for kind, values in (("inputs", self.inputs), ("targets", self.targets)):
+            if not values.is_floating_point() or is_finite(values):
+                continue
+            held = values[torch.from_numpy(self.index)].reshape(len(self.index), -1)
+            bad = torch.nonzero(~torch.isfinite(held).all(1)).flatten()
+            if len(bad):
+                device = self.device_of[int(bad[0])]
+                raise InputError(f"Device {device} has NaN or infinite {kind}: clean them or leave the device out.")
 
     def check_classes(self, count: int) -> None:
         """Raise `InputError` unless every target is one of `count` classes, counted from 0."""

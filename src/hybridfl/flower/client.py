@@ -104,7 +104,7 @@ def scores_of(task: Task, weights: Vector) -> LocalScores | None:
     """On the samples the device holds out; None if there are none."""
     if not len(task.test.index):
         return None
-    losses, right = ModuleForward(task.model, task.loss)(weights, task.test, task.test.index)
+    losses, right = ModuleForward(task.first_model, task.loss)(weights, task.test, task.test.index)
     return LocalScores(float(losses.double().mean()), float(right.double().mean()), len(losses))
 
 
