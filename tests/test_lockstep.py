@@ -22,7 +22,7 @@ from hybridfl.engines import CPU
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Evaluation
 from hybridfl.experiment import execute
-from hybridfl.lockstep import Event, execute_all
+from hybridfl.lockstep import FROZEN_BY_PYTHON, Event, execute_all
 from hybridfl.plan import Run
 from hybridfl.playing import Ended
 from hybridfl.protocol import Job, Update
@@ -152,7 +152,7 @@ def test_the_collector_is_put_back() -> None:
 
     [task, _] = softmax_tasks()
     list(execute(Run(task, HFL(local=LOCAL), PaperDelays(0.5, 4), rounds=1)))
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() <= FROZEN_BY_PYTHON
 
 
 def test_two_iterations_at_once_leave_threads_as_they_were() -> None:

@@ -1,4 +1,6 @@
 import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - as everybody calls it
 
 from hybridfl import (
+    Drawn,
     FedAvg,
     FullWork,
     InputError,
@@ -257,15 +260,29 @@ class LaterNoise(Net):
         return hidden + torch.rand_like(hidden) if len(hidden) > 2 else hidden
 
 
+@dataclass(frozen=True)
 class Coin:
-    """An algorithm that draws from the global generator."""
+    """An algorithm that draws from a global generator."""
+
+    draw: Callable[[], object]
+    at_once: bool = False
 
     def init(self, weights: Tensor, fleet: Fleet) -> Any:
+        if self.at_once:
+            self.draw()
         return ALGORITHM.init(weights, fleet)
 
     def step(self, state: Any, inbox: Inbox) -> Any:
-        torch.rand(1)
+        self.draw()
         return ALGORITHM.step(state, inbox)
+
+
+@dataclass(frozen=True)
+class Dice:
+    """A law that draws from NumPy's global generator."""
+
+    def draw(self, generator: np.random.Generator, count: int) -> Any:
+        return 1 + np.random.rand(count)
 
 
 @pytest.mark.parametrize("width", [8, 4000], ids=["small", "large"])
@@ -274,6 +291,71 @@ def test_randomness_that_the_trial_cannot_see_is_found_when_it_is_drawn(width: i
         simulate(Task.from_devices(DEVICES, LaterNoise(width)), ALGORITHM, PaperDelays(), rounds=2)
 
 
-def test_an_algorithm_that_draws_unkeyed_is_found() -> None:
-    with pytest.raises(InputError, match="An algorithm or a fleet drew from PyTorch's global generator"):
-        simulate(Task.from_devices(DEVICES, Net()), Coin(), PaperDelays(), rounds=2)
+@pytest.mark.parametrize(
+    ("draw", "stream"),
+    [(lambda: torch.rand(1), "PyTorch's"), (lambda: np.random.rand(), "NumPy's"), (random.random, "Python's")],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_algorithm_that_draws_unkeyed_is_found(draw: Callable[[], object], stream: str, at_once: bool) -> None:
+    with pytest.raises(InputError, match=f"An algorithm or a fleet drew from {stream} global generator"):
+        simulate(Task.from_devices(DEVICES, Net()), Coin(draw, at_once), PaperDelays(), rounds=2)
+
+
+def test_a_law_that_draws_unkeyed_is_found() -> None:
+    with pytest.raises(InputError, match="An algorithm or a fleet drew from NumPy's global generator"):
+        simulate(Task.from_devices(DEVICES, Net()), ALGORITHM, Drawn(Dice()), rounds=2)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Linear, "is no torch.nn.Module: make one"),
+        (nn.Linear(4, 3, device="meta"), "holds no numbers yet"),
+        (nn.Sequential(nn.LazyLinear(3)), "holds no numbers yet"),
+        (nn.Identity(), "has no parameters to train"),
+    ],
+    ids=["a class", "meta", "lazy", "nothing"],
+)
+def test_what_is_no_model_yet_is_refused(model: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simulate(Task.from_devices(DEVICES, model), ALGORITHM, PaperDelays(), rounds=1)
+
+
+@pytest.mark.parametrize("l2", [-1, float("nan"), "x"])
+def test_the_weight_of_the_l2_term_is_checked(l2: Any) -> None:
+    with pytest.raises(InputError, match="is no weight of the L2 term"):
+        Task.from_devices(DEVICES, Net(), l2=l2)
+
+
+def test_data_that_were_written_to_make_another_task(tmp_path: Path) -> None:
+    task = Task.from_devices(DEVICES, Net())
+    before = task.checksum
+    simulate(task, ALGORITHM, PaperDelays(), rounds=1, out=tmp_path)
+    task.train.inputs.mul_(0.5)
+    assert task.checksum != before
+    with pytest.raises(InputError, match="holds results of"):
+        simulate(task, ALGORITHM, PaperDelays(), rounds=1, out=tmp_path)
+
+
+@dataclass(frozen=True)
+class InPlace:
+    """An algorithm that writes into its weights."""
+
+    def init(self, weights: Tensor, fleet: Fleet) -> Any:
+        return ALGORITHM.init(weights.clone(), fleet)
+
+    def step(self, state: Any, inbox: Inbox) -> Any:
+        after, outbox = ALGORITHM.step(state, inbox)
+        state.weights.copy_(after.weights)
+        return replace(after, weights=state.weights), outbox
+
+
+def test_weights_that_are_written_to_in_place_are_scored_each_time() -> None:
+    torch.manual_seed(0)
+    task = Task.from_devices(DEVICES, Net())
+    scores = [
+        [record.test_loss for record in simulate(task, algorithm, PaperDelays(), rounds=3).records]
+        for algorithm in (InPlace(), ALGORITHM)
+    ]
+    assert len(set(scores[0])) == 4
+    assert scores[0] == scores[1]

@@ -7,6 +7,7 @@ keep jobs apart that would change one another's rounding.
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,8 @@ from hybridfl.protocol import Job, Update, Vector
 from hybridfl.tally import Draft, Snapshot
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer
-from hybridfl.trial import watched_for_randomness
+from hybridfl.trial import watched_closely, watched_for_randomness
+from hybridfl.vectors import times_written
 
 Event = Snapshot | Savepoint | Ended
 
@@ -50,6 +52,10 @@ class NoSaves:
 
 
 MODEL = "A model or its loss"
+CLOSELY = 30
+"""In this many first turns, NumPy's and Python's global generators are watched too: it takes time to look at them."""
+FROZEN_BY_PYTHON = gc.get_freeze_count()
+"""From Python 3.12 on, some objects are left out of the collector's sight from the start."""
 
 MakeTrainer = Callable[[Task, int], JointTrainer]
 """The trainer for a task and a seed."""
@@ -64,11 +70,12 @@ class _Player:
     playing: Playing
     trainer: JointTrainer
     evaluator: Evaluator
-    scored: tuple[Vector, Scoring] | None = None
-    """What was scored last."""
     wanted: Sequence[Job] = ()
     answer: list[Update] | None = None
     has_ended: bool = False
+    scoring: Scoring | None = None
+    """Of what was said last that has weights: those, and how often that tensor had been written to, are `mark`."""
+    mark: tuple[Vector, int] | None = None
 
     @classmethod
     def of(cls, plan: Run, device: torch.device, make_trainer: MakeTrainer | None, saves: Saves) -> _Player:
@@ -78,8 +85,11 @@ class _Player:
         playing = play(plan, stage, device, saves.savepoint(plan, stage), saves.often)
         return cls(plan, stage, playing, trainer, evaluator)
 
-    def has_scored(self, weights: Vector) -> bool:
-        return self.scored is not None and self.scored[0] is weights
+    def is_new(self, said: Draft | Ended) -> bool:
+        """Whether its weights are to be scored: a run's last model mostly is that of its last record, which has been."""
+        before, self.mark = self.mark, (said.weights, times_written(said.weights))
+        is_same = before is not None and before[0] is said.weights and before[1] == self.mark[1]
+        return not (is_same and isinstance(said, Ended))
 
     def sayings(self) -> Iterator[Draft | Savepoint | Ended]:
         """Go on until jobs have to be trained, or to the end; then nothing is `wanted`."""
@@ -156,13 +166,15 @@ def _in_lockstep(
     waiting = deque(plans)
     players: list[_Player] = []
     width = runs_that_fit(plans, device)
+    turns = itertools.count()
     while waiting or players:
+        watched = watched_closely if next(turns) < CLOSELY else watched_for_randomness
         while waiting and len(players) < width:
             players.append(_Player.of(waiting.popleft(), device, make_trainer, saves))
         with _undisturbed(plans, device):
-            with watched_for_randomness("An algorithm or a fleet"):
+            with watched("An algorithm or a fleet"):
                 said = [(player, each) for player in players for each in player.sayings()]
-            with watched_for_randomness(MODEL):
+            with watched(MODEL):
                 scorings = _scorings(said)
         earlier = len(pending)
         pending += [_Pending(*each, scoring) for each, scoring in zip(said, scorings, strict=True)]
@@ -170,7 +182,7 @@ def _in_lockstep(
             yield from pending.popleft().events()
             earlier -= 1
         players = [player for player in players if player.wanted and not player.has_ended]
-        with _undisturbed(plans, device), watched_for_randomness(MODEL):
+        with _undisturbed(plans, device), watched(MODEL):
             _train_together(players)
         for _ in range(earlier):
             yield from pending.popleft().events()
@@ -196,21 +208,15 @@ def _no_first_loss(scores: Scores) -> str:
 
 
 def _scorings(said: Sequence[tuple[_Player, Draft | Savepoint | Ended]]) -> list[Scoring | None]:
-    """Of all that has weights. What a player's last scoring is of, as the model at its end mostly is, is not scored again."""
+    """Of all that has weights, in one go."""
+    new = [(player, each) for player, each in said if not isinstance(each, Savepoint) and player.is_new(each)]
+    together = _score_together([(player.evaluator, each.weights) for player, each in new])
+    scorings = {id(each): scoring for (_, each), scoring in zip(new, together, strict=True)}
     found: list[Scoring | None] = []
-    new: dict[tuple[_Player, int], tuple[Evaluator, Vector]] = {}
     for player, each in said:
-        if not isinstance(each, Savepoint) and not player.has_scored(each.weights):
-            new[player, id(each.weights)] = player.evaluator, each.weights
-    scorings = dict(zip(new, _score_together(list(new.values())), strict=True))
-    for player, each in said:
-        if isinstance(each, Savepoint):
-            found.append(None)
-            continue
-        if not player.has_scored(each.weights):
-            player.scored = each.weights, scorings[player, id(each.weights)]
-        assert player.scored is not None
-        found.append(player.scored[1])
+        if not isinstance(each, Savepoint):
+            player.scoring = scorings.get(id(each), player.scoring)
+        found.append(None if isinstance(each, Savepoint) else player.scoring)
     return found
 
 
@@ -226,7 +232,7 @@ def _score_together(wanted: Sequence[tuple[Evaluator, Vector]]) -> list[Scoring]
 def runs_that_fit(plans: Sequence[Run], device: torch.device) -> int:
     """How many runs may be under way at once: half of what memory is free, if every device of each holds four models."""
     largest = max(4 * len(plan.task.test) * plan.task.first_weights.nbytes for plan in plans)
-    return max(1, free_bytes(device) // 2 // largest)
+    return max(1, free_bytes(device) // 2 // max(1, largest))
 
 
 @contextmanager
@@ -237,7 +243,7 @@ def _undisturbed(plans: Sequence[Run], device: torch.device) -> Iterator[None]:
     collector looks at every object there is, again and again: those that are there already are left out.
     """
     threads = torch.get_num_threads()
-    is_frozen = gc.get_freeze_count() > 0
+    is_frozen = gc.get_freeze_count() > FROZEN_BY_PYTHON
     if closed_form(plans[0].task, device) is not None:
         torch.set_num_threads(1)
     if not is_frozen:

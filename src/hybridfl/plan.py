@@ -27,6 +27,7 @@ from hybridfl.spelling import read_algorithm, read_fleet, read_guard
 from hybridfl.task import Task
 from hybridfl.timing import ConstantSeconds, Pace, Recorded, Roster
 from hybridfl.traces import RecordedAvailability, checksum
+from hybridfl.trial import watched_closely
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,9 +79,10 @@ class Run:
     def stage(self) -> Stage:
         """What the run really has. Raises `InputError` if the run could not start: all that play one come by here."""
         check_task(self.task)
-        stage = Stage.of(self)
         try:
-            stage.algorithm.init(stage.task.first_weights, stage.fleet)
+            with watched_closely("An algorithm or a fleet"):
+                stage = Stage.of(self)
+                stage.algorithm.init(stage.task.first_weights, stage.fleet)
         except InputError as error:
             raise InputError(f"{self.name}, seed {self.seed}: {error}") from None
         return stage

@@ -6,6 +6,7 @@ import copy
 import functools
 import hashlib
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,7 @@ from hybridfl.errors import InputError, require_whole
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.protocol import Vector
 from hybridfl.provenance import repr_of
-from hybridfl.vectors import fill, flatten
+from hybridfl.vectors import fill, flatten, times_written
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +58,13 @@ class Task:
     notes: tuple[str, ...] = ()
     """What a reader of results should know of the data."""
     _first: _First | None = field(default=None, repr=False)
+    _checksums: dict[tuple[int, ...], str] = field(default_factory=dict, init=False, repr=False)
+    """By how often each tensor of the data had been written to."""
 
     def __post_init__(self) -> None:
+        _check_model(self.model)
+        if not isinstance(self.l2, int | float) or not 0 <= self.l2 < math.inf:
+            raise InputError(f"l2={self.l2!r} is no weight of the L2 term: give 0 or more.")
         if self.scored is not None:
             require_whole("scored", self.scored)
         if self._first is None or self._first.shown is not self.model:
@@ -94,6 +100,7 @@ class Task:
         A pair is two tensors, two NumPy arrays, or a PyTorch `Dataset` of (input, target), which is read once. Floating-point
         numbers become what the model's parameters are: float32 as a rule, although NumPy makes float64.
         """
+        _check_model(model)
         samples = devices if isinstance(devices, Samples) else Samples.from_devices(devices)
         for parameter in itertools.islice(filter(Tensor.is_floating_point, model.parameters()), 1):
             samples = samples.of_dtype(parameter.dtype)
@@ -124,9 +131,17 @@ class Task:
             "checksum": self.checksum,
         }
 
-    @functools.cached_property
+    @property
     def checksum(self) -> str:
-        """Tells apart tasks whose data, first weights or split differ in anything."""
+        """Tells apart tasks whose data, first weights or split differ in anything; computed again if data were written to."""
+        written = tuple(
+            times_written(each) for each in (self.train.inputs, self.train.targets, self.test.inputs, self.test.targets)
+        )
+        if written not in self._checksums:
+            self._checksums[written] = self._digest()
+        return self._checksums[written]
+
+    def _digest(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
         held = [(samples.inputs, samples.targets) for samples in (self.train, self.test)]
         shared = held[0][0] is held[1][0] and held[0][1] is held[1][1]
@@ -137,6 +152,15 @@ class Task:
             digest.update(np.ascontiguousarray(array).data)
         digest.update(f"{self.train.scale} {self.test.scale}".encode())
         return digest.hexdigest()
+
+
+def _check_model(model: object) -> None:
+    """Refuse what has no first weights."""
+    if not isinstance(model, nn.Module):
+        raise InputError(f"model={model!r} is no torch.nn.Module: make one, for example torch.nn.Linear(8, 2).")
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta or isinstance(parameter, nn.UninitializedParameter):
+            raise InputError(f"Parameter '{name}' holds no numbers yet: give the model first weights.")
 
 
 def _copied(model: nn.Module) -> nn.Module:

@@ -57,10 +57,23 @@ def watched_for_randomness(who: str) -> Iterator[None]:
     before = torch.get_rng_state()
     yield
     if not torch.equal(before, torch.get_rng_state()):
-        raise InputError(
-            f"{who} drew from PyTorch's global generator, which no seed of a run decides, so the same run would give other "
-            "numbers each time: draw from a generator that is seeded by the job or the fleet, or take the noise out."
-        )
+        raise _unkeyed(who, "PyTorch's global generator")
+
+
+@contextmanager
+def watched_closely(who: str) -> Iterator[None]:
+    """Likewise for NumPy's and Python's global generators, which takes longer."""
+    with _global_streams() as moved:
+        yield
+    for stream in moved():
+        raise _unkeyed(who, stream)
+
+
+def _unkeyed(who: str, stream: str) -> InputError:
+    return InputError(
+        f"{who} drew from {stream}, which no seed of a run decides, so the same run would give other numbers each time: draw "
+        "from a generator that is seeded by the job or the fleet, or take the noise out."
+    )
 
 
 def check_labels(model: nn.Module, loss: Loss, *held: Samples) -> None:

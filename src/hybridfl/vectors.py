@@ -82,3 +82,8 @@ def weighted_sum(coefficients: Tensor, rows: Tensor) -> Vector:
 def is_finite(numbers: Tensor) -> bool:
     """Whether none is NaN or infinite. A finite sum says so, for less than looking at each; a sum may overflow by itself."""
     return math.isfinite(numbers.sum().item()) or bool(torch.isfinite(numbers).all())
+
+
+def times_written(tensor: Tensor) -> int:
+    """How often a tensor has been written to in place; 0 where PyTorch does not count it."""
+    return 0 if tensor.is_inference() else tensor._version
