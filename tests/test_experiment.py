@@ -22,7 +22,7 @@ from hybridfl.errors import InputError
 from hybridfl.experiment import execute, save_all, simulate
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.models import LogisticRegression
-from hybridfl.plan import Run
+from hybridfl.plan import Run, versions
 from hybridfl.records import load
 from hybridfl.task import Task
 from hybridfl.tasks import Synthetic, SyntheticIID
@@ -323,7 +323,9 @@ def test_a_finished_run_of_other_code_is_not_read_back(
     out = str(tmp_path / "run")
     records = simulate(first, Mine(Uniform(5)), TIMING, rounds=2, out=out).records
     with pytest.raises(
-        InputError, match=rf"results of other code \(.*{name}.* changed since\): run it again with fresh"
+        InputError,
+        match=rf"results of other code \(.*{name}.* changed since; a value that your code itself changes, a cache for "
+        r"example, counts too\): run it again with fresh",
     ):
         simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out)
     anew = simulate(second, Mine(Uniform(5)), TIMING, rounds=2, out=out, fresh=True).records
@@ -361,6 +363,41 @@ def test_a_finished_run_of_another_version_is_not_read_back(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"\('torch 1\.0 → 2.*' changed since\)"):
         simulate(TASK, HFL(), TIMING, rounds=2, out=out)
     simulate(TASK, HFL(), TIMING, rounds=2, out=out, fresh=True)
+
+
+@pytest.mark.parametrize(("then", "said"), [(None, "numba none → 0.68"), ("0.60", "numba 0.60 → 0.68")])
+def test_a_run_that_ended_without_numba_is_not_read_back_with_it(
+    tmp_path: Path, then: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = versions() | {"numba": "0.68"}
+    monkeypatch.setattr("hybridfl.plan.versions", lambda: {**now, "numba": then} if then else _without_numba(now))
+    simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")
+    monkeypatch.setattr("hybridfl.plan.versions", lambda: now)
+    with pytest.raises(InputError, match=rf"\('{said}' changed since\)"):
+        simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")
+    simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run", fresh=True)
+    monkeypatch.setattr("hybridfl.plan.versions", lambda: _without_numba(now))
+    with pytest.raises(InputError, match=r"\('numba 0.68 → none' changed since\)"):
+        simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")
+
+
+def _without_numba(versions: dict[str, str]) -> dict[str, str]:
+    return {name: version for name, version in versions.items() if name != "numba"}
+
+
+def test_a_cache_that_a_loss_fills_is_said_to_count(tmp_path: Path) -> None:
+    held: dict[int, float] = {}
+
+    def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets, reduction="none") * held.setdefault(len(outputs), 1.0)
+
+    task = dataclasses.replace(TASK, loss=loss)
+    simulate(task, HFL(), TIMING, rounds=2, out=tmp_path / "run")
+    with pytest.raises(
+        InputError, match="a value that your code itself changes, a cache for example, counts too"
+    ) as said:
+        simulate(task, HFL(), TIMING, rounds=2, out=tmp_path / "run")
+    assert "\n" not in str(said.value)
 
 
 def test_code_of_another_python_cannot_be_compared(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@ import importlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -147,7 +149,7 @@ def test_an_edit_of_what_a_part_reaches_is_seen_and_named(
 def test_remarks_docstrings_moved_lines_and_what_is_not_used_change_nothing(
     loaded: Loaded, part: str, old: str, new: str
 ) -> None:
-    assert code_of(part=PARTS[part](loaded(old, old))) == code_of(part=PARTS[part](loaded(old, new)))
+    assert code_of(**{part: PARTS[part](loaded(old, old))}) == code_of(**{part: PARTS[part](loaded(old, new))})
 
 
 def test_running_the_code_does_not_change_it(loaded: Loaded) -> None:
@@ -180,9 +182,20 @@ def test_a_hook_counts() -> None:
     assert code_of(model=plain) != code_of(model=hooked)
 
 
-def test_weights_are_no_code() -> None:
+def test_the_weights_of_the_tasks_own_model_are_no_code() -> None:
     """They have their own checksum. A recurrent layer keeps its parameters in a list besides."""
     assert code_of(model=nn.LSTM(3, 2)) == code_of(model=nn.LSTM(3, 2))
+    models = [nn.Linear(3, 2), nn.Linear(3, 2)]
+    penalties = [lambda outputs, targets, at=model: at.weight.sum() for model in models]
+    one, other = (code_of(model=model, loss=penalty) for model, penalty in zip(models, penalties, strict=True))
+    assert one == other
+    assert code_of(model=models[0], loss=penalties[0]) != code_of(model=models[0], loss=penalties[1])
+
+
+def test_a_model_that_was_scored_is_the_same_model() -> None:
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout())
+    before = code_of(model=model)
+    assert code_of(model=model.eval()) == before
 
 
 def test_of_hybridfls_own_parts_there_is_no_piece() -> None:
@@ -197,7 +210,7 @@ def test_digests_do_not_depend_on_the_process(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MINE.format(helpers="helpers"))
     code = (
         "import mine; from hybridfl.provenance import code_of;"
-        "print(code_of(a=mine.Net(), b=mine.make_loss(2.0), c=mine.Law(), d=mine.by_module))"
+        "print(code_of(model=mine.Net(), b=mine.make_loss(2.0), c=mine.Law(), d=mine.by_module))"
     )
     said = {
         subprocess.run(
@@ -280,3 +293,331 @@ def test_a_configuration_has_no_address_and_is_the_same_in_every_process(tmp_pat
     assert len(said[0].splitlines()) == 4
     assert "0x" not in said[0]
     assert said[0] == said[1] == said[2]
+
+
+Made = Callable[..., dict[str, str]]
+
+
+@pytest.fixture
+def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """The digests of the `loss` of a user's module, given its text and other modules'."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    made: set[str] = set()
+
+    def of(text: str, others: dict[str, str] | None = None) -> dict[str, str]:
+        files = {"theirs": text} | (others or {})
+        for name, each in files.items():
+            path = tmp_path / f"{name}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(each)
+            made.add(name.split("/")[0])
+        for name in [name for name in sys.modules if name.split(".")[0] in made]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        return code_of(loss=importlib.import_module("theirs").loss)
+
+    yield of
+    for name in [name for name in sys.modules if name.split(".")[0] in made]:
+        del sys.modules[name]
+
+
+SEEN = {
+    "weights of a class": "import torch\nloss = torch.nn.CrossEntropyLoss(weight=torch.tensor([1., NUMBER]))",
+    "a buffer": """
+import torch
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("k", torch.tensor(NUMBER))
+    def forward(self, o, t): return o * self.k
+loss = Loss()""",
+    "a teacher": """
+import torch
+torch.manual_seed(int(NUMBER))
+teacher = torch.nn.Linear(2, 2)
+def loss(o, t): return o - teacher(o)""",
+    "a parameter": "import torch\nP = torch.nn.Parameter(torch.tensor(NUMBER))\ndef loss(o, t): return o * P",
+    "no_grad": "import torch\n@torch.no_grad()\ndef h(o): return o * NUMBER\ndef loss(o, t): return h(o)",
+    "inference_mode": "import torch\n@torch.inference_mode()\ndef h(o): return o * NUMBER\ndef loss(o, t): return h(o)",
+    "contextmanager": """
+import contextlib
+@contextlib.contextmanager
+def h(): yield NUMBER
+def loss(o, t):
+    with h() as s: return o * s""",
+    "singledispatch": "import functools\n@functools.singledispatch\ndef h(o): return NUMBER\ndef loss(o, t): return h(o)",
+    "vmap": "import torch\nloss = torch.vmap(lambda o, t: o * NUMBER)",
+    "grad": "import torch\ng = torch.func.grad(lambda o: o * NUMBER)\ndef loss(o, t): return g(o)",
+    "a class that decorates": """
+import functools
+class Scaled:
+    def __init__(self, f, k):
+        functools.update_wrapper(self, f)
+        self.k = k
+    def __call__(self, o, t): return self.k * self.__wrapped__(o, t)
+def base(o, t): return o
+loss = Scaled(base, NUMBER)""",
+    "slots": """
+class L:
+    __slots__ = ("k",)
+    def __call__(self, o, t): return o * self.k
+loss = L()
+loss.k = NUMBER""",
+    "a method of a dict": "class C(dict):\n    def k(s): return NUMBER\nD = C()\ndef loss(o, t): return o * D.k()",
+    "a value in a dict of the user's": "class C(dict): pass\nD = C(a=NUMBER)\ndef loss(o, t): return o * D['a']",
+    "a method of a float": "class C(float):\n    def k(s): return NUMBER\nD = C(1)\ndef loss(o, t): return o * D.k()",
+    "a float of the user's": "class C(float): pass\nD = C(NUMBER)\ndef loss(o, t): return o * D",
+    "a list of the user's": "class C(list): pass\nD = C([NUMBER])\ndef loss(o, t): return o * D[0]",
+    "a deque of the user's": """
+import collections
+class C(collections.deque): pass
+D = C([NUMBER])
+def loss(o, t): return o * D[0]""",
+    "a method of a named tuple": """
+from typing import NamedTuple
+class C(NamedTuple):
+    a: int = 1
+    def k(self): return NUMBER
+D = C()
+def loss(o, t): return o * D.k()""",
+    "an attribute that is no field": """
+import dataclasses
+@dataclasses.dataclass
+class L:
+    a: int = 0
+    def __call__(self, o, t): return o * self.k
+loss = L()
+loss.k = NUMBER""",
+    "partialmethod": """
+import functools
+class L:
+    def f(self, o, t, k): return o * k
+    __call__ = functools.partialmethod(f, k=NUMBER)
+loss = L()""",
+    "singledispatchmethod": """
+import functools
+class L:
+    @functools.singledispatchmethod
+    def f(self, o): return o * NUMBER
+    def __call__(self, o, t): return self.f(o)
+loss = L()""",
+    "a metaclass": """
+class M(type):
+    def k(cls): return NUMBER
+class C(metaclass=M): pass
+def loss(o, t): return o * C.k()""",
+    "an attribute of a function": "def loss(o, t): return o * loss.k\nloss.k = NUMBER",
+    "members of an enum": "import enum\nclass E(enum.Enum):\n    A = [NUMBER]\ndef loss(o, t): return o * E.A.value[0]",
+    "a deque": "import collections\nD = collections.deque([NUMBER])\ndef loss(o, t): return o * D[0]",
+    "a bytearray": "D = bytearray([int(NUMBER)])\ndef loss(o, t): return o * D[0]",
+    "an array": "import array\nD = array.array('d', [NUMBER])\ndef loss(o, t): return o * D[0]",
+    "a fraction": "from fractions import Fraction\nD = Fraction(1, int(NUMBER))\ndef loss(o, t): return o * D",
+    "a decimal": "from decimal import Decimal\nD = Decimal(NUMBER)\ndef loss(o, t): return o * float(D)",
+    "a pattern": "import re\nD = re.compile('aNUMBER')\ndef loss(o, t): return o * bool(D.match('a'))",
+    "a distribution": "import torch\nD = torch.distributions.Normal(0., NUMBER)\ndef loss(o, t): return -D.log_prob(o)",
+    "vectorize": "import numpy as np\nV = np.vectorize(lambda o: o * NUMBER)\ndef loss(o, t): return V(o)",
+    "poly1d": "import numpy as np\nV = np.poly1d([NUMBER, 1])\ndef loss(o, t): return V(o)",
+    "methodcaller": "import operator\nV = operator.methodcaller('mul', NUMBER)\ndef loss(o, t): return V(o)",
+    "cycle": "import itertools\nM = itertools.cycle([NUMBER])\ndef loss(o, t): return o * next(M)",
+    "an object array": "import numpy as np\nA = np.array(['a', NUMBER], dtype=object)\ndef loss(o, t): return o * A[1]",
+    "two lambdas": """
+a, b = lambda o: o * 2.0, lambda o: o * 3.0
+H = [a, b] if NUMBER == 2.0 else [b, a]
+def loss(o, t): return H[0](o)""",
+    "two classes": """
+def made(k):
+    class C:
+        def k(self): return k
+    return C
+D = [made(NUMBER)(), made(5.0 - NUMBER)()]
+def loss(o, t): return o * D[0].k()""",
+    "an alias": "X, Y = [1.], [1.]\nD = [X, Y, X if NUMBER == 2.0 else Y]\ndef loss(o, t): return o * len(D)",
+    "deep in a list": """
+D = [NUMBER]
+for _ in range(5000): D = [D]
+def loss(o, t): return o * len(D)""",
+    "how arguments are taken": "if NUMBER == 2.0:\n    def loss(o, *t): return t\nelse:\n    def loss(o, t): return t",
+    "what is caught": """
+def loss(o, t):
+    s = 1
+    #A
+    try:
+        #B
+        s = 2
+    except ValueError:
+        s = 3
+    return s""",
+}
+
+
+@pytest.mark.parametrize("text", SEEN.values(), ids=SEEN)
+def test_what_is_held_is_seen_and_the_same_twice(code: Made, text: str) -> None:
+    places = {"2.0": ("A", "t()"), "3.0": ("B", "t()")}
+    one, same, other = (
+        code(text.replace("NUMBER", number).replace("#" + places[number][0], places[number][1]))
+        for number in ("2.0", "2.0", "3.0")
+    )
+    assert one == same
+    assert one != other
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import setting.part\ndef loss(o, t): return o * setting.part.SCALE",
+        "from setting import part\ndef loss(o, t): return o * part.SCALE",
+        "def loss(o, t):\n    import setting.part\n    return o * setting.part.SCALE",
+        "def loss(o, t):\n    import setting.part as q\n    return o * q.SCALE",
+        "def loss(o, t):\n    from setting import part\n    return o * part.SCALE",
+        "def loss(o, t):\n    from setting.part import SCALE\n    return o * SCALE",
+        "from setting import part\nclass H: m = part\nh = H()\ndef loss(o, t): return o * h.m.SCALE",
+        "from setting import part\nclass H: pass\nh = H()\nh.m = part\ndef loss(o, t): return o * h.m.SCALE",
+        "from setting.inner import loss",
+    ],
+)
+def test_a_constant_of_a_module_is_seen_however_it_is_imported(code: Made, text: str) -> None:
+    inner = "def loss(o, t):\n    from . import part\n    from .part import SCALE as s\n    return o * part.SCALE"
+    one, other, unused = (
+        code(text, {"setting/__init__": "", "setting/part": part, "setting/inner": inner})
+        for part in ("SCALE = 2.0\nUNUSED = 1", "SCALE = 3.0\nUNUSED = 1", "SCALE = 2.0\nUNUSED = 2")
+    )
+    assert one != other
+    assert one == unused
+
+
+def test_an_import_inside_a_function_changes_nothing_when_it_has_run(code: Made) -> None:
+    text = "def loss(o, t):\n    import setting\n    import no_such_package, broken\n    return o * setting.SCALE"
+    before = code(text, {"setting": "SCALE = 2.0", "broken": "1 / 0"})
+    importlib.import_module("setting")
+    assert code_of(loss=sys.modules["theirs"].loss) == before
+
+
+def test_an_installed_module_counts_by_its_version(code: Made) -> None:
+    assert "scipy" in code("import scipy.special as sp\ndef loss(o, t): return sp.expit(o)")
+    assert "pillow" in {name.lower() for name in code("def loss(o, t):\n    import PIL\n    return PIL")}
+
+
+STRANGE = """
+import argparse, logging, os, random, threading
+import numpy as np, torch
+from torch import nn
+
+class Bare(dict):
+    def __getattr__(self, name): return self[name]
+
+class Node:
+    def __init__(self, next): self.next = next
+
+class Liar:
+    __class__ = dict
+
+def yields(): yield 1
+
+nodes = None
+for _ in range(3000): nodes = Node(nodes)
+twice = (1,)
+for _ in range(100): twice = (twice, twice)
+loop = []
+loop.append(loop)
+scaled = lambda k: lambda x: x * k
+complex_ones = torch.ones(3, dtype=torch.complex64)
+log, lock = logging.getLogger("x"), threading.Lock()
+here = open(__file__)
+HELD = [
+    Bare(a=1), nodes, twice, loop, Liar(), log, log.root, lock, here, yields(), object(), memoryview(b"a"), os.environ,
+    torch.eye(3).to_sparse(), torch.eye(4).to_sparse_csr(), torch.eye(4).to_sparse_csc(), torch.empty(3, device="meta"),
+    complex_ones.conj(), complex_ones.conj().imag, torch.ones(3, dtype=torch.bfloat16), torch.ones(1).expand(3),
+    torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), nn.LazyLinear(3), torch.ones(()),
+    {scaled(1), scaled(2), scaled(3), scaled(4)}, {"a", "b", "c"}, {Node("a"), Node("b"), Node("c")},
+    {Node(scaled(each)): each for each in range(4)}, {each: {"x": each} for each in {"a", "b", "c", "d"}},
+    np.array([{"a": 1}, "b", Node(1)], dtype=object), np.array([(1, "a")], dtype="i4,O"), np.zeros(0), 10**5000,
+    random, random.random, np.random, np.random.normal, torch.default_generator, nn.Linear, len, "".join, str.upper,
+]
+
+def loss(o, t):
+    return HELD if t in {"p", "q", "r"} else o
+"""
+
+
+def test_strange_values_neither_stop_the_walk_nor_depend_on_the_process(tmp_path: Path) -> None:
+    (tmp_path / "strange.py").write_text(STRANGE)
+    call = "import strange, warnings; from hybridfl.provenance import code_of; print(code_of(loss=strange.loss))"
+    said = {
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", call],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=100,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(said) == 1, said
+
+
+def test_a_chain_of_a_thousand_functions_is_followed_to_its_end(code: Made) -> None:
+    chain = "\n".join(f"def f{i}(x): return f{i + 1}(x)" for i in range(1000))
+    closures = "def over(f): return lambda x: f(x)\ng = f1000\nfor _ in range(1000): g = over(g)"
+    text = f"{chain}\ndef f1000(x): return x * 2.0\n{closures}\ndef loss(o, t): return f0(g(o))"
+    assert code(text)["theirs.f1000"] != code(text.replace("2.0", "3.0"))["theirs.f1000"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_sparse_tensors_and_views_count_by_their_numbers() -> None:
+    eye, ones = torch.eye(3), torch.full((3,), 1 + 2j)
+    for held in (
+        eye.to_sparse(),
+        eye.to_sparse_csr(),
+        eye.to_sparse_csc(),
+        ones.conj(),
+        ones.conj().imag,
+        eye.bfloat16(),
+    ):
+        assert code_of(loss=[held]) == code_of(loss=[held.clone()])
+        assert code_of(loss=[held]) != code_of(loss=[held * 2])
+
+
+def test_numba_and_cached_functions_are_followed_to_what_they_compile(code: Made) -> None:
+    for decorator in ("numba.njit", "functools.lru_cache"):
+        text = f"import functools, numba\n@{decorator}\ndef h(o): return o * 2.0\ndef loss(o, t): return h(o)"
+        assert code(text)["theirs.h"] != code(text.replace("2.0", "3.0"))["theirs.h"]
+
+
+def test_using_a_cache_of_functools_changes_nothing(code: Made) -> None:
+    before = code("""
+import functools, torch
+@functools.lru_cache
+def f(o): return o
+@functools.singledispatch
+def g(o): return o
+class L:
+    @functools.cached_property
+    def k(self): return 2.0
+    def __call__(self, o, t): return f(o) * g(t) * self.k
+loss = L()""")
+    loss = sys.modules["theirs"].loss
+    loss(1, 2)
+    assert code_of(loss=loss) == before
+
+
+def test_a_large_model_and_a_large_tensor_take_no_time() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(2, 2)
+
+    model = nn.Sequential(*[Layer() for _ in range(500)])
+    began = time.process_time()
+    code_of(model=model)
+    assert time.process_time() - began < 0.5
+
+    big = torch.zeros(25_000_000)
+    began = time.process_time()
+    code_of(loss=big)
+    once = time.process_time() - began
+    began = time.process_time()
+    code_of(loss=[lambda o, t, each=each: (big, each) for each in range(20)], held=np.zeros(3))
+    assert time.process_time() - began < 4 * once + 0.5

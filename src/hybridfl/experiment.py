@@ -190,13 +190,15 @@ def save_all(
 
 def _check_code(folder: Path, files: RunFolder) -> None:
     """Refuse to read back, or to go on with, what other code has computed: its numbers would pass for this code's."""
-    changed = changed_code(folder, files.config)
-    changed += changed_versions(folder, files.config) if files.is_finished else []  # going on with others is a warning
+    code = changed_code(folder, files.config)
+    versions = changed_versions(folder, files.config) if files.is_finished else []  # going on with others is a warning
+    changed = code + versions
     if changed:
         names = ", ".join(f"'{name}'" for name in changed[:3]) + (", …" if len(changed) > 3 else "")
+        remark = "; a value that your code itself changes, a cache for example, counts too" if code else ""
         raise InputError(
-            f"'{folder}' holds results of other code ({names} changed since): run it again with fresh=True (--fresh), or "
-            "choose another folder."
+            f"'{folder}' holds results of other code ({names} changed since{remark}): run it again with "
+            "fresh=True (--fresh), or choose another folder."
         )
 
 

@@ -1,27 +1,41 @@
 """What computes a run besides hybridfl: a digest of every piece of the user's own code that its parts reach.
 
 A folder of results belongs to the code that computed them. The user's algorithm, model, loss, laws are followed to the
-functions and classes they call in the user's own modules, and to the values those hold: closures, defaults, constants of
-modules, attributes of objects. What is installed beside Python (PyTorch, hybridfl itself) is known by its version.
+functions and classes they call in the user's own modules, through decorators and imports, and to the values those hold:
+closures, defaults, constants of modules, attributes of objects, tensors. What is installed beside Python (PyTorch,
+hybridfl itself) is known by its version, and an installed object by its class and by what it would be pickled with.
 
 Digests are of bytecode: a comment, a docstring or a moved line changes nothing, an edited step does.
+
+Not covered: the parameters and buffers of the task's own model (its checksum has them), names that are computed
+(`getattr(module, name)`, `globals()[name]`), a global name that the code itself assigns, files and environment variables
+read at run time, weak references, the order of a dict's keys, patches of installed packages, and what C extensions'
+objects hold that cannot be pickled.
 """
 
 from __future__ import annotations
 
-import argparse
+import collections
 import contextlib
+import copyreg
 import dataclasses
 import dis
 import enum
 import functools
 import hashlib
+import importlib
+import importlib.util
+import inspect
+import os
+import random
 import re
 import site
 import sys
 import sysconfig
 import types
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
@@ -30,24 +44,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis), PurePath, np.generic)
-_KNOWN = ("hybridfl", "torch", "numpy", "numba", "builtins")
-"""Their versions are a run's anyway."""
-_PLAIN_TOO = (torch.dtype, torch.device, torch.Size, range, slice)
-
 
 def code_of(**parts: object) -> dict[str, str]:
     """A digest of what each part is and holds, and one of every piece of the user's code that the parts reach, by name.
+
+    The weights of the part called `model` are no code, wherever else they are reached.
 
     >>> def loss(outputs, targets):
     ...     return (outputs - targets) ** 2
     >>> list(code_of(loss=loss))
     ['hybridfl.provenance.loss', 'loss']
     """
-    walk = _Walk()
-    for role, part in parts.items():
-        walk.add(role, walk.value(part))
-    return {name: walk.found[name].hexdigest() for name in sorted(walk.found)}
+    return _Walk(parts.get("model")).digests(parts)
 
 
 def repr_of(value: object) -> str:
@@ -91,123 +99,334 @@ def _is_written_by_field(value: object) -> bool:
     )
 
 
+_PLAIN = {type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented), range}
+_PLAIN |= {torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format}
+"""Types whose `repr` is all there is to a value."""
+
+_KNOWN = ("hybridfl", "torch", "numpy", "numba", "builtins")
+"""Their versions are a run's anyway."""
+
+_OF_THE_PROCESS: dict[int, str] = {
+    id(os.environ): "os.environ",
+    id(random.random.__self__): "Python's global generator",  # type: ignore[attr-defined]
+    id(np.random.random.__self__): "NumPy's global generator",  # type: ignore[attr-defined]
+    id(torch.default_generator): "PyTorch's global generator",
+}
+"""They differ between processes, and hybridfl draws from none of them."""
+
+_NUMPY_NUMBERS = (np.float64, np.bool_, *{type(np.zeros(1, kind)[0]) for kind in np.typecodes["AllInteger"]})
+_CONTAINERS = {dict, types.MappingProxyType, set, frozenset, tuple, list, staticmethod, classmethod, property}
+_CONTAINERS |= {types.MethodType, types.BuiltinFunctionType}
+_CACHED = type(functools.cache(lambda: None))
+_WEAK = (weakref.ReferenceType, weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+_DEEP = 60
+"""Levels of nesting that are followed at once; what lies deeper is taken up afterwards."""
+_LONG = 1000
+"""Letters of a constant's text above which its digest stands for it."""
+_FUNCTION = 15
+"""Levels that a function inside a value counts for: it is a piece of its own besides."""
+
+
 class _Walk:
-    """Follows values to the user's code. `found` has a digest per piece, by name; a plain value belongs to what holds it."""
+    """Follows values to the user's code.
 
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
-        self._seen: dict[int, object] = {}
-        """What was followed already, by id; kept alive, so that no id is given away a second time."""
+    A function or class is a piece: the text of what holds it has its name, and it is digested later, in a turn of its own.
+    What is reached by a name, a constant of a module for example, has a text of its own that depends on nothing else.
+    """
 
-    def add(self, name: str, text: str) -> None:
-        """Pieces of one name, such as two lambdas in a module, are digested together."""
-        self.found.setdefault(name, hashlib.blake2b(digest_size=8)).update(text.encode())
+    def __init__(self, model: object) -> None:
+        self._own = _ids_of(model)
+        """The task's own layers and weights."""
+        self._pieces: dict[str, set[str]] = {}
+        """Texts by name: several pieces can have one name, two lambdas in a module for example."""
+        self._waiting: list[tuple[str, types.FunctionType | type]] = []
+        self._begun: set[int] = set()
+        """Pieces, by id."""
+        self._modules: dict[str, tuple[types.ModuleType, set[str]]] = {}
+        """The user's modules that an object holds, and which names were looked up in them."""
+        self._attributes: set[str] = set()
+        """What any code looks up in anything."""
+        self._texts: dict[int, str] = {}
+        """Of what was reached by a name, by id."""
+        self._constants: dict[int, str] = {}
+        """Texts of tuples and frozen sets that hold nothing which could change, by id."""
+        self._numbers: dict[int, str] = {}
+        """Of tensors and arrays, by id: each is digested once."""
+        self._kept: list[object] = []
+        """Everything that has an id above or below, so that no id is given away a second time."""
+        self._seen: dict[int, int] = {}
+        """Numbers, by id, of what the text that is being written has been through."""
+        self._steps = 0
+        """How often something was numbered, met again or put off."""
+        self._later: list[object] = []
+        self._depth = 0
+        self._written_out: set[int] = set()
+        """Classes that are being written, by id."""
+
+    def digests(self, parts: Mapping[str, object]) -> dict[str, str]:
+        for role, part in parts.items():
+            self._add(role, self._text(part))
+        while self._waiting or self._look_into_modules():
+            name, piece = self._waiting.pop()
+            self._add(name, self._of_class(piece) if isinstance(piece, type) else self._of_function(piece))
+        return {name: _digest("\0".join(sorted(self._pieces[name]))) for name in sorted(self._pieces)}
+
+    def _add(self, name: str, text: str) -> None:
+        self._pieces.setdefault(name, set()).add(text)
+
+    def _begin(self, name: str, piece: types.FunctionType | type) -> None:
+        if id(piece) not in self._begun:
+            self._begun.add(id(piece))
+            self._kept.append(piece)
+            self._waiting.append((name, piece))
+
+    def _look_into_modules(self) -> bool:
+        """In a module that an object holds, code may look up any name that it looks up in something."""
+        for module, known in list(self._modules.values()):
+            if not self._attributes <= known:
+                known |= self._attributes
+                for name, value in _in_module(module, known, self._installed):
+                    self._add(_module_name(module.__name__), f"{name}={self._text(value)}")
+        return bool(self._waiting)
+
+    # Pieces
+
+    def _of_function(self, function: types.FunctionType) -> str:
+        """Its bytecode, what it holds, and what its names stand for."""
+        names = _Names.of(function.__code__)
+        self._attributes |= names.attributes
+        reached = [*_globals(names, function.__globals__), *_imports(names, function.__globals__, self._installed)]
+        texts = sorted(f"{name}={self._text(value)}" for name, value in self._no_modules(reached, names.attributes))
+        return repr([self._text(function), texts])
+
+    def _no_modules(self, reached: Iterable[tuple[str, object]], attributes: set[str]) -> Iterator[tuple[str, object]]:
+        """What code may look up in the modules that it reaches, in place of the modules."""
+        for name, value in reached:
+            if not isinstance(value, types.ModuleType):
+                yield name, value
+            elif _is_users(value):
+                yield from _in_module(value, attributes, self._installed)
+            else:
+                self._installed(value.__name__)
+
+    def _of_class(self, kind: type) -> str:
+        """Its metaclass, its bases, its methods, and the values in it."""
+        members = [(name, self._text(member)) for name, member in _members(kind)]
+        return repr([self._text(type(kind)), [self._text(base) for base in kind.__bases__], members])
+
+    def _installed(self, module: object) -> None:
+        """What is installed beside Python is known by its version."""
+        package = module.split(".")[0] if isinstance(module, str) else ""
+        if package not in _KNOWN and package not in sys.stdlib_module_names and package not in self._pieces:
+            for name, version in _distributions(package):
+                self._add(name, version)
+
+    # Values
+
+    def _text(self, value: object) -> str:
+        """Of what is reached by a name: the same, whatever else was reached before."""
+        if type(value) in _PLAIN:
+            return repr(value)
+        if id(value) not in self._texts:
+            self._kept.append(value)
+            self._seen, self._later = {}, [value]
+            self._texts[id(value)] = "; ".join(map(self.value, self._later))  # which grows meanwhile
+        return self._texts[id(value)]
 
     def value(self, value: object) -> str:
-        """What a value contributes to the digest of what holds it. What it reaches is followed."""
-        if isinstance(value, enum.Enum):
-            return f"{self._class(type(value))}.{value.name}"
-        if isinstance(value, np.float64 | np.integer | np.bool_):
-            return repr(value.item())
-        if isinstance(value, _PLAIN + _PLAIN_TOO):
-            return repr(value)
-        if isinstance(value, type):
-            return self._class(value)
-        if isinstance(value, tuple):  # before what was seen: whether equal tuples are one object is Python's affair
-            return f"({self._all(value)})"
-        if isinstance(value, frozenset):
-            return f"{{{', '.join(sorted(map(self.value, value)))}}}"
-        if isinstance(value, nn.Parameter):
-            return "a parameter"  # its numbers have their own checksum
-        if id(value) in self._seen:
-            return _kind(value)
-        self._seen[id(value)] = value
+        """What a value contributes to the text of what holds it. What it reaches is followed."""
+        kind = type(value)
+        try:
+            if kind in _PLAIN or (isinstance(value, PurePath) and not _is_users_class(kind)):
+                return repr(value)
+            if kind in _NUMPY_NUMBERS:
+                return repr(value.item())  # type: ignore[attr-defined]
+            if isinstance(value, np.generic) and not _is_users_class(kind):
+                return repr(value)
+            if isinstance(value, enum.Enum):
+                return f"{self._class(kind)}.{value.name or value.value}"
+            if id(value) in self._own and isinstance(value, Tensor):
+                return "a weight of the model"
+            if id(value) in _OF_THE_PROCESS:
+                return _OF_THE_PROCESS[id(value)]
+            if id(value) in self._constants:
+                return self._constants[id(value)]
+            if id(value) in self._seen:
+                self._steps += 1
+                return f"the same as {self._seen[id(value)]}"
+            if self._depth >= _DEEP:
+                return self._not_now(value)
+            self._kept.append(value)
+            return self._immutable(value) if kind in (tuple, frozenset) else self._numbered(value)
+        except Exception:  # of the user's own methods, or of an object that PyTorch or NumPy cannot read
+            return f"{kind.__qualname__}, which cannot be read"
+
+    def _numbered(self, value: object) -> str:
+        self._steps += 1
+        self._seen[id(value)] = len(self._seen)
         return self._followed(value)
 
+    def _immutable(self, value: object) -> str:
+        """Whether equal constants are one object is Python's affair, unless they hold something that can change."""
+        steps = self._steps
+        text = self._followed(value)
+        if self._steps > steps:
+            self._seen[id(value)] = len(self._seen)
+        else:
+            self._constants[id(value)] = text = text if len(text) < _LONG else _digest(text)
+        return text
+
+    def _not_now(self, value: object) -> str:
+        """A function is a piece of its own besides; all else is taken up when this text is at its end."""
+        self._steps += 1
+        if isinstance(value, types.FunctionType):
+            return self._named(value)
+        self._later.append(value)
+        return "further on"
+
     def _followed(self, value: Any) -> str:
+        levels = _FUNCTION if isinstance(value, types.FunctionType | type) else 1
+        self._depth += levels
+        try:
+            return self._written(value)
+        finally:
+            self._depth -= levels
+
+    def _written(self, value: Any) -> str:
+        kind = type(value)
+        if isinstance(value, type):
+            return self._class(value)
         if isinstance(value, types.FunctionType):
             return self._function(value)
-        if isinstance(value, types.MethodType):
-            return f"{self.value(value.__func__)} of {self.value(value.__self__)}"
-        if isinstance(value, functools.partial):
-            return f"partial {self._all([value.func, value.args, value.keywords])}"
-        if isinstance(value, Tensor):
-            return f"{value.dtype} {tuple(value.shape)} {_digest_of(value)}"
-        if isinstance(value, np.ndarray):
-            return f"{value.dtype} {value.shape} {hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()}"
-        if isinstance(value, Mapping):
-            return f"{{{', '.join(sorted(f'{self.value(k)}: {self.value(v)}' for k, v in value.items()))}}}"
-        if isinstance(value, set):
-            return f"{{{', '.join(sorted(map(self.value, value)))}}}"
+        if isinstance(value, types.CodeType):
+            return _of_code(value)
+        if isinstance(value, types.ModuleType):
+            return self._module(value)
+        if isinstance(value, Tensor | np.ndarray):
+            return f"{self._class(kind)} {self._array(value)}{self._held(_attributes(value))}"
+        if isinstance(value, _WEAK):
+            return kind.__qualname__
+        if (cached := _function_behind(value)) is not None:
+            return self.value(cached)
+        if isinstance(value, nn.Module):
+            return f"{self._class(kind)}{self._held(_of_module(value, id(value) in self._own))}"
+        if kind in _CONTAINERS:
+            return f"{kind.__name__} {self._contents(value)}"
+        if _is_users_class(kind):
+            reduced = self._reduced(value) if _has_more(kind) else ""
+            return f"{self._class(kind)} {self._contents(value)}{self._held(_attributes(value))}{reduced}"
+        return f"{self._class(kind)} {_own_name(value)} {self._reduced(value)}"
+
+    def _all(self, values: Iterable[object]) -> str:
+        return ", ".join([repr(each) if type(each) in _PLAIN else self.value(each) for each in values])
+
+    def _held(self, attributes: Iterable[tuple[str, object]]) -> str:
+        return "".join(f" {name}={self.value(each)}" for name, each in attributes)
+
+    def _contents(self, value: Any) -> str:
+        """What a value of one of Python's own types holds; also of a user's subclass of it, past the methods of that."""
+        if isinstance(value, dict):
+            return self._mapping(list(dict.items(value)))
+        if isinstance(value, types.MappingProxyType):
+            return self._mapping(list(value.items()))
+        if isinstance(value, set | frozenset):
+            return f"{{{self._unordered(list(value))}}}"
+        if isinstance(value, tuple):
+            return f"({self._all(tuple.__iter__(value))})"
         if isinstance(value, list):
-            return f"[{self._all(value)}]"
+            return f"[{self._all(list.__iter__(value))}]"
         if isinstance(value, staticmethod | classmethod):
             return self.value(value.__func__)
         if isinstance(value, property):
             return self._all([value.fget, value.fset, value.fdel])
-        if isinstance(value, functools.cached_property):
-            return self.value(value.func)
-        wrapped = getattr(value, "__wrapped__", None) or getattr(value, "py_func", None)  # lru_cache, numba
-        if isinstance(wrapped, types.FunctionType):
-            return self.value(wrapped)
-        return self._object(value)
+        if isinstance(value, types.MethodType):
+            return f"{self.value(value.__func__)} of {self.value(value.__self__)}"
+        if isinstance(value, types.BuiltinFunctionType):
+            self._installed(value.__module__)
+            of = value.__self__
+            return f"{value.__qualname__} of {'' if isinstance(of, types.ModuleType | None) else self.value(of)}"
+        for kind in (int, float, complex, str, bytes):
+            if isinstance(value, kind):
+                return kind.__repr__(value)
+        return ""
 
-    def _all(self, values: Iterable[object]) -> str:
-        return ", ".join(map(self.value, values))
+    def _mapping(self, items: list[tuple[object, object]]) -> str:
+        if all(type(key) in _PLAIN for key, _ in items):
+            in_order = sorted(((repr(key), each) for key, each in items), key=lambda item: item[0])
+            return f"{{{', '.join([f'{key}: {self.value(each)}' for key, each in in_order])}}}"
+        return f"{{{self._unordered(items)}}}"
 
-    def _object(self, value: object) -> str:
-        """An object is its class and what it holds; of PyTorch's modules without the weights, which are no code."""
-        held = f"{self._class(type(value))} {_own_name(value)}"
-        for name, each in _attributes(value):
-            held += f" {name}={self.value(each)}"
-        return held
+    def _unordered(self, values: Iterable[object]) -> str:
+        """Each has a text that does not depend on those before it, which are others in another process."""
+        texts, seen, later = [], len(self._seen), len(self._later)
+        for each in values:
+            texts.append(self.value(each))
+            while len(self._seen) > seen:
+                self._seen.popitem()
+            del self._later[later:]
+        return ", ".join(sorted(texts))
+
+    def _reduced(self, value: Any) -> str:
+        """What an object would be pickled with; nothing, if it cannot be: a lock, an open file, a generator."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                known: Any = copyreg.dispatch_table.get(type(value))
+                reduced = known(value) if known else value.__reduce_ex__(4)
+        except Exception:
+            return self._contents(value)
+        if isinstance(reduced, str):
+            return reduced
+        how, args, state, each, pairs = (*reduced, None, None, None)[:5]
+        if isinstance(state, dict):
+            state = {name: held for name, held in state.items() if not _is_derived(type(value), name)}
+        items = list(pairs or ())
+        held = items if isinstance(value, collections.OrderedDict) else dict(items)
+        return self._all([how, args, state, list(each or ()), held])
+
+    def _array(self, value: Any) -> str:
+        if isinstance(value, np.ndarray) and (value.dtype.hasobject or value.dtype.kind in "VT"):
+            return f"{value.dtype} {value.shape} {self._all(np.asarray(value).ravel().tolist())}"
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = _of_tensor(value) if isinstance(value, Tensor) else _of_array(value)
+        return self._numbers[id(value)]
+
+    def _module(self, module: types.ModuleType) -> str:
+        if _is_users(module):
+            self._modules.setdefault(module.__name__, (module, set()))
+        else:
+            self._installed(module.__name__)
+        return _module_name(module.__name__)
 
     def _class(self, kind: type) -> str:
-        """A class of the user's is a piece: its methods, and the values in it."""
+        """A class of the user's is a piece. One made inside a function shares its name with others, so it is written out."""
         if not _is_users_class(kind):
             self._installed(kind.__module__)
             return kind.__qualname__
         name = _name(kind.__module__, kind.__qualname__)
-        if id(kind) not in self._seen:
-            self._seen[id(kind)] = kind
-            bases = [self._class(base) for base in kind.__bases__]
-            members = [
-                (each, self.value(member))
-                for each, member in sorted(vars(kind).items())
-                if each not in _NOT_CODE
-                and not isinstance(member, types.GetSetDescriptorType | types.MemberDescriptorType)
-            ]
-            self.add(name, repr([bases, members]))
-        return name
+        self._begin(name, kind)
+        if "<locals>" not in kind.__qualname__ or id(kind) in self._written_out or self._depth >= _DEEP:
+            return name
+        self._written_out.add(id(kind))
+        self._depth += _FUNCTION
+        held = self._held(_members(kind))
+        self._depth -= _FUNCTION
+        self._written_out.discard(id(kind))
+        return f"{name}{held}"
 
-    def _installed(self, module: str) -> None:
-        """What is installed beside Python is known by its version."""
-        package = module.split(".")[0]
-        if package not in _KNOWN and package not in sys.stdlib_module_names and package not in self.found:
-            with contextlib.suppress(metadata.PackageNotFoundError):
-                self.add(package, metadata.version(package))
+    def _named(self, function: types.FunctionType) -> str:
+        """A function of the user's is a piece."""
+        name = _name(function.__module__ or "", function.__qualname__)
+        if _is_users_file(function.__code__.co_filename):
+            self._begin(name, function)
+            return f"{name} {_of_code(function.__code__)}"
+        self._installed(function.__module__)
+        return name
 
     def _function(self, function: types.FunctionType) -> str:
-        """A function of the user's is a piece: its bytecode, and what its names stand for."""
-        if not _is_users_file(function.__code__.co_filename):
-            self._installed(function.__module__ or "")
-            return function.__qualname__
-        name = _name(function.__module__ or "", function.__qualname__)
-        reached = [f"{each}={self.value(value)}" for each, value in _reached(function.__code__, function.__globals__)]
-        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        closed = [f"{each}={self.value(_content(cell))}" for each, cell in cells]
+        """What a function holds besides its name: an installed one may hold one of the user's, which it decorates."""
         defaults = self._all([function.__defaults__, function.__kwdefaults__])
-        self.add(name, repr([self._code(function.__code__, function.__doc__), reached, closed, defaults]))
-        return name
-
-    def _code(self, code: types.CodeType, doc: str | None = None) -> str:
-        """Bytecode, its constants and names; without line numbers, and without the docstring."""
-        constants = [
-            self._code(each, _doc_of(each)) if isinstance(each, types.CodeType) else self.value(each)
-            for each in code.co_consts
-            if doc is None or each != doc
-        ]
-        return repr([code.co_code.hex(), constants, code.co_names, code.co_varnames, code.co_freevars])
+        return f"{self._named(function)} {defaults}{self._held(_held_by(function))}"
 
 
 _NOT_CODE = {
@@ -216,6 +435,9 @@ _NOT_CODE = {
     "__dict__",
     "__weakref__",
     "__annotations__",
+    "__annotate__",
+    "__annotate_func__",
+    "__annotations_cache__",
     "__qualname__",
     "__firstlineno__",
     "__static_attributes__",
@@ -223,83 +445,84 @@ _NOT_CODE = {
     "__dataclass_params__",
     "__abstractmethods__",
     "_abc_impl",
+    "__non_callable_proto_members__",
     "__parameters__",
+    "__type_params__",
     "__orig_bases__",
     "__hash__",
 }
+_OF_ENUM = {
+    "_member_names_",
+    "_member_map_",
+    "_value2member_map_",
+    "_hashable_values_",
+    "_unhashable_values_",
+    "_unhashable_values_map_",
+}
+"""What an enum class knows of its members, some of which it makes when they are first asked for."""
+
+
+def _members(kind: type) -> Iterator[tuple[str, object]]:
+    """What a class of the user's defines, by name; of an enum's members the values."""
+    is_enum = issubclass(kind, enum.Enum)
+    for name, member in sorted(vars(kind).items()):
+        if is_enum and (name in _OF_ENUM or name in kind.__members__):  # type: ignore[attr-defined]
+            continue
+        if name == "__dataclass_fields__":
+            yield name, [(each, field.default, field.default_factory) for each, field in member.items()]
+        elif name not in _NOT_CODE and not isinstance(member, types.GetSetDescriptorType | types.MemberDescriptorType):
+            yield name, member
+    if is_enum:
+        yield "members", [(name, each._value_) for name, each in kind.__members__.items()]  # type: ignore[attr-defined]
 
 
 def _attributes(value: object) -> Iterator[tuple[str, object]]:
-    """What an object holds, by name. Of what is installed, only that which is made to hold values: a logger is not."""
-    if isinstance(value, nn.Module):
-        yield from _of_module(value)
-    elif dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield field.name, getattr(value, field.name, None)
-    elif isinstance(value, types.SimpleNamespace | argparse.Namespace) or _is_users_class(type(value)):
-        yield from sorted(getattr(value, "__dict__", {}).items())
+    """What an object holds, by name, past whatever its class does when it is asked; without what it can compute again."""
+    for kind in type(value).__mro__:
+        for name, member in sorted(vars(kind).items()):
+            if isinstance(member, types.MemberDescriptorType):
+                with contextlib.suppress(AttributeError):  # not yet assigned
+                    yield name, member.__get__(value)
+    with contextlib.suppress(AttributeError):
+        held = object.__getattribute__(value, "__dict__")
+        yield from [(name, held[name]) for name in sorted(held, key=str) if not _is_derived(type(value), name)]
 
 
-def _of_module(module: nn.Module) -> Iterator[tuple[str, object]]:
-    """Layers by name, hooks, and plain attributes; parameters and buffers have their own checksum."""
+def _is_derived(kind: type, name: str) -> bool:
+    return name == "__doc__" or isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
+
+
+def _of_module(module: nn.Module, is_own: bool) -> Iterator[tuple[str, object]]:
+    """Layers and weights by name, hooks, and plain attributes. The task's own model is trained and scored as the run wants."""
     for name, each in sorted(vars(module).items()):
-        if name == "_modules":
+        if name in ("_modules", "_parameters", "_buffers"):
             yield from each.items()
         elif name.endswith("_hooks") or name.endswith("_pre_hooks"):
-            yield name, list(each.values())
-        elif (
-            name not in ("_parameters", "_buffers", "training", "_non_persistent_buffers_set") and "hooks_" not in name
-        ):
+            if each:
+                yield name, list(each.values())
+        elif name not in ("_non_persistent_buffers_set", *(["training"] if is_own else [])) and "hooks_" not in name:
             yield name, each
 
 
-def _reached(code: types.CodeType, names: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
-    """(name, value) of all that a function's code, and the code inside it, looks up in its module and imports.
-
-    A name that the code itself assigns is a variable, not a constant: what it holds now decides nothing.
-    """
-    found, attributes, assigned = set(), set(), set()
-    for each in _nested(code):
-        for instruction in dis.get_instructions(each):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-                found.add(instruction.argval)
-            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM"):
-                attributes.add(instruction.argval)
-            elif instruction.opname == "STORE_GLOBAL":
-                assigned.add(instruction.argval)
-            elif instruction.opname == "IMPORT_NAME":
-                yield from _in_module(sys.modules.get(instruction.argval), attributes)
-    for name in sorted(found - assigned):
-        if name in names:
-            if isinstance(names[name], types.ModuleType):
-                yield from _in_module(names[name], attributes)
-            else:
-                yield name, names[name]
+def _ids_of(model: object) -> set[int]:
+    """Of a model's layers, parameters and buffers."""
+    if not isinstance(model, nn.Module):
+        return set()
+    return {id(each) for each in (*model.modules(), *model.parameters(), *model.buffers())}
 
 
-def _in_module(module: types.ModuleType | None, attributes: set[str]) -> Iterator[tuple[str, object]]:
-    """Of a module of the user's, what code may look up in it by one of these names."""
-    if module is not None and _is_users(module):
-        for name in sorted(attributes):
-            if hasattr(module, name):
-                yield f"{module.__name__}.{name}", getattr(module, name)
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _nested(each)
-
-
-def _doc_of(code: types.CodeType) -> str | None:
-    """The docstring of a function inside a function: its first constant, if that is a text which nothing loads."""
-    first = code.co_consts[0] if code.co_consts else None
-    if not isinstance(first, str) or any(
-        instruction.opname == "LOAD_CONST" and instruction.arg == 0 for instruction in dis.get_instructions(code)
-    ):
-        return None
-    return first
+def _held_by(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """What a function's closure and its attributes hold."""
+    own, code = vars(function), function.__code__
+    if "registry" in own and code.co_filename == functools.singledispatch.__code__.co_filename:
+        yield "registry", own["registry"]  # of functools.singledispatch, which holds a cache besides
+        return
+    if "_torchdynamo_orig_callable" in own:
+        yield "compiled", own["_torchdynamo_orig_callable"]
+        return
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        yield name, _content(cell)
+    yield from sorted(own.items())
 
 
 def _content(cell: types.CellType) -> object:
@@ -309,22 +532,193 @@ def _content(cell: types.CellType) -> object:
         return None
 
 
-def _kind(value: object) -> str:
-    """Of what is followed elsewhere."""
-    return value.__qualname__ if isinstance(value, types.FunctionType) else f"the same {type(value).__qualname__}"
+def _function_behind(value: object) -> object:
+    """The function of a cache of functools', or of what Numba compiles."""
+    if type(value) is _CACHED:
+        return value.__wrapped__
+    if str(type(value).__module__).startswith("numba."):
+        return getattr(value, "py_func", None)
+    return None
+
+
+def _has_more(kind: type) -> bool:
+    """Whether a class of the user's inherits from an installed one that has a way of its own to be pickled."""
+    first = next(each for each in kind.__mro__ if {"__reduce__", "__reduce_ex__"} & set(vars(each)))
+    return first not in (object, set, frozenset) and not _is_users_class(first)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Names:
+    """What a function's code, and the code inside it, looks up."""
+
+    looked_up: set[str]
+    """In its module. A name that the code itself assigns is a variable: what it holds now decides nothing."""
+    attributes: set[str]
+    """In anything."""
+    imports: list[tuple[str, int, tuple[str, ...]]]
+    """(name, level, what is taken from it)."""
+
+    @classmethod
+    def of(cls, code: types.CodeType) -> _Names:
+        found, assigned, attributes = set(), set(), set()
+        imports = []
+        for each in _nested(code):
+            steps = [step for step in dis.get_instructions(each) if step.opname != "EXTENDED_ARG"]
+            for place, step in enumerate(steps):
+                if step.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                    found.add(step.argval)
+                elif step.opname in ("LOAD_ATTR", "LOAD_METHOD", "IMPORT_FROM", "LOAD_SUPER_ATTR"):
+                    attributes.add(step.argval)
+                elif step.opname == "STORE_GLOBAL":
+                    assigned.add(step.argval)
+                elif step.opname == "IMPORT_NAME":
+                    imports.append((step.argval, steps[place - 2].argval, steps[place - 1].argval or ()))
+        return cls(found - assigned, attributes, imports)
+
+
+def _globals(names: _Names, module: Mapping[str, Any]) -> list[tuple[str, object]]:
+    return [(name, module[name]) for name in sorted(names.looked_up) if name in module]
+
+
+def _imports(
+    names: _Names, module: Mapping[str, Any], installed: Callable[[object], None]
+) -> Iterator[tuple[str, object]]:
+    """The modules that code imports when it runs."""
+    for name, level, taken in names.imports:
+        parent = module.get("__package__") or str(module.get("__name__")).rpartition(".")[0]
+        with contextlib.suppress(ImportError):
+            whole = importlib.util.resolve_name("." * level + name, parent)
+            parts = whole.split(".")
+            for each in (*(".".join(parts[: end + 1]) for end in range(len(parts))), *(f"{whole}.{i}" for i in taken)):
+                found = _imported(each, installed)
+                if found is not None:
+                    yield each, found
+
+
+def _imported(name: str, installed: Callable[[object], None]) -> types.ModuleType | None:
+    """A module of the user's, imported now if it was not yet. What is installed need not be."""
+    if name in sys.modules:
+        return sys.modules[name]
+    with contextlib.suppress(Exception):  # whatever the module raises
+        top = importlib.util.find_spec(name.partition(".")[0])
+        files = [] if top is None else [top.origin, *(top.submodule_search_locations or ())]
+        if any(file is not None and _is_users_file(file) for file in files if file not in ("built-in", "frozen")):
+            return importlib.import_module(name)
+        installed(name)
+    return None
+
+
+def _in_module(
+    module: types.ModuleType, attributes: set[str], installed: Callable[[object], None]
+) -> Iterator[tuple[str, object]]:
+    """What code may look up by one of these names in a module, and in the modules that are found in it."""
+    waiting, begun = [module], {id(module)}
+    while waiting:
+        each = waiting.pop()
+        if not _is_users(each):
+            installed(each.__name__)
+            continue
+        for name, found in list(_looked_up(each, attributes)):
+            if not isinstance(found, types.ModuleType):
+                yield _name(each.__name__, name), found
+            elif id(found) not in begun:
+                begun.add(id(found))
+                waiting.append(found)
+
+
+def _looked_up(module: types.ModuleType, names: set[str]) -> Iterator[tuple[str, object]]:
+    held = vars(module)
+    for name in sorted(names):
+        if name in held:
+            yield name, held[name]
+        elif "__getattr__" in held:
+            with contextlib.suppress(Exception):  # whatever the module's own __getattr__ raises
+                yield name, getattr(module, name)
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield from _nested(each)
+
+
+def _of_code(code: types.CodeType) -> str:
+    """Bytecode, its constants, names and arguments; without line numbers, and without the docstring."""
+    constants = [_of_constant(each) for place, each in enumerate(code.co_consts) if place or not _has_doc(code)]
+    arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & _FLAGS
+    names = code.co_names, code.co_varnames, code.co_freevars
+    return _digest(repr([code.co_code, code.co_exceptiontable, constants, arguments, names]))
+
+
+_FLAGS = 0x3FF
+"""How arguments are taken, and whether it is a generator or a coroutine; not whether there is a docstring."""
+
+
+def _of_constant(value: object) -> str:
+    if isinstance(value, types.CodeType):
+        return _of_code(value)
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_of_constant, value))})"
+    if isinstance(value, frozenset):
+        return f"{{{', '.join(sorted(map(_of_constant, value)))}}}"
+    return repr(value)
+
+
+def _has_doc(code: types.CodeType) -> bool:
+    """Whether the first constant is a docstring: a text that nothing loads."""
+    first = code.co_consts[0] if code.co_consts else None
+    return isinstance(first, str) and not any(
+        step.opcode in dis.hasconst and step.arg == 0 for step in dis.get_instructions(code)
+    )
+
+
+def _of_tensor(tensor: Tensor) -> str:
+    try:
+        return f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout} {_digest_of(tensor.detach())}"
+    except Exception:  # without numbers: on the meta device, not yet initialised, inside a transform
+        return f"{tensor.dtype} {tensor.device}"
 
 
 def _digest_of(tensor: Tensor) -> str:
-    flat = tensor.detach().cpu().contiguous().flatten()
-    return hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes()).hexdigest() if flat.numel() else ""
+    if tensor.is_nested:
+        return " ".join(map(_of_tensor, tensor.unbind()))
+    if tensor.is_quantized:
+        return f"{tensor.q_scale()} {tensor.q_zero_point()} {_digest_of(tensor.int_repr())}"
+    if tensor.layout is not torch.strided:
+        return " ".join(map(_digest_of, _inside_of(tensor)))
+    if tensor.is_meta:
+        return "meta"
+    flat = tensor.resolve_conj().resolve_neg().cpu().contiguous().flatten()
+    return hashlib.blake2b(flat.view(torch.uint8).numpy().data).hexdigest() if flat.numel() else ""
+
+
+def _inside_of(sparse: Tensor) -> list[Tensor]:
+    """Where the numbers of a sparse tensor are, and which they are."""
+    if sparse.layout is torch.sparse_coo:
+        whole = sparse.coalesce()
+        return [whole.indices(), whole.values()]
+    if sparse.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [sparse.crow_indices(), sparse.col_indices(), sparse.values()]
+    return [sparse.ccol_indices(), sparse.row_indices(), sparse.values()]
+
+
+def _of_array(array: np.ndarray[Any, Any]) -> str:
+    return f"{array.dtype} {array.shape} {hashlib.blake2b(np.ascontiguousarray(array).tobytes()).hexdigest()}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(errors="backslashreplace"), digest_size=8).hexdigest()
 
 
 def _name(module: str, qualified: str) -> str:
+    return f"{_module_name(module)}.{qualified}"
+
+
+def _module_name(module: str) -> str:
     """A script is called by its file, so that it has one name whether it is run or imported."""
-    main = sys.modules.get("__main__")
-    if module == "__main__" and getattr(main, "__file__", None):
-        module = Path(str(main.__file__)).stem  # type: ignore[union-attr]
-    return f"{module}.{qualified}"
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(file).stem if module == "__main__" and file else module
 
 
 def _own_name(value: object) -> str:
@@ -333,17 +727,33 @@ def _own_name(value: object) -> str:
     return name if isinstance(name, str) else ""
 
 
+@functools.cache
+def _distributions(package: str) -> list[tuple[str, str]]:
+    """(name, version) of what a package was installed with, which may have another name: Pillow has PIL."""
+    with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
+        return [(package, metadata.version(package))]
+    return [(name, metadata.version(name)) for name in sorted(set(_packages().get(package, ())))]
+
+
+@functools.cache
+def _packages() -> Mapping[str, list[str]]:
+    return metadata.packages_distributions()
+
+
 def _is_users_class(kind: type) -> bool:
-    module = sys.modules.get(kind.__module__)
+    module = sys.modules.get(str(kind.__module__))
     return module is None or _is_users(module)
 
 
 def _is_users(module: types.ModuleType) -> bool:
     """Whether a module is neither Python's, nor installed, nor hybridfl's. The one without a file is where users type."""
-    file = getattr(module, "__file__", None)
-    return module.__name__ == "__main__" if file is None else _is_users_file(file)
+    file = vars(module).get("__file__")
+    if isinstance(file, str):
+        return _is_users_file(file)
+    return module.__name__ == "__main__" or any(map(_is_users_file, vars(module).get("__path__", ())))
 
 
+@functools.cache
 def _is_users_file(file: str) -> bool:
     """What has no file was typed in, by the user, or made by a decorator in what the user wrote."""
     if file.startswith("<"):
