@@ -186,7 +186,7 @@ def test_a_users_mistake_on_a_worker_is_one_line_here(cluster: Cluster) -> None:
 
 
 def test_a_run_that_diverges_on_a_worker_ends_as_in_one_process(cluster: Cluster) -> None:
-    local = FullWork(epochs=1, batch_size=8, learning_rate=ConstantRate(100))
+    local = FullWork(epochs=1, batch_size=64, learning_rate=ConstantRate(3))
     task = dataclasses.replace(network(5), l2=1.0)
     plan = Run(task, HFL(local=local), PaperDelays(0.5, 4), seconds=5000, evaluate_every=1000)
     alone = [event.record for _, event in execute_all([plan], CPU) if isinstance(event, Snapshot)]
