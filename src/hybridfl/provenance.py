@@ -226,24 +226,24 @@ class _Walk:
     def _text(self, value: object) -> str:
         """Of what is reached by a name: the same, whatever else was reached before."""
         if type(value) in _PLAIN:
-            return repr(value)
+            return _plain(value)
         if id(value) not in self._texts:
             self._kept.append(value)
             self._seen, self._later = {}, [value]
             self._texts[id(value)] = "; ".join(map(self.value, self._later))  # which grows meanwhile
         return self._texts[id(value)]
 
-    def value(self, value: object) -> str:
+    def value(self, value: Any) -> str:
         """What a value contributes to the text of what holds it. What it reaches is followed."""
         kind = type(value)
         try:
-            if kind in _PLAIN or (isinstance(value, PurePath) and not _is_users_class(kind)):
-                return repr(value)
+            if kind in _PLAIN:
+                return _plain(value)
             if kind in _NUMPY_NUMBERS:
-                return repr(value.item())  # type: ignore[attr-defined]
-            if isinstance(value, np.generic) and not _is_users_class(kind):
+                return _plain(value.item())
+            if issubclass(kind, PurePath | np.generic) and not _is_users_class(kind):
                 return repr(value)
-            if isinstance(value, enum.Enum):
+            if issubclass(kind, enum.Enum):
                 return f"{self._class(kind)}.{value.name or value.value}"
             if id(value) in self._own and isinstance(value, Tensor):
                 return "a weight of the model"
@@ -294,21 +294,21 @@ class _Walk:
 
     def _written(self, value: Any) -> str:
         kind = type(value)
-        if isinstance(value, type):
+        if issubclass(kind, type):
             return self._class(value)
-        if isinstance(value, types.FunctionType):
+        if issubclass(kind, types.FunctionType):
             return self._function(value)
-        if isinstance(value, types.CodeType):
+        if issubclass(kind, types.CodeType):
             return _of_code(value)
-        if isinstance(value, types.ModuleType):
+        if issubclass(kind, types.ModuleType):
             return self._module(value)
-        if isinstance(value, Tensor | np.ndarray):
+        if issubclass(kind, Tensor | np.ndarray):
             return f"{self._class(kind)} {self._array(value)}{self._held(_attributes(value))}"
-        if isinstance(value, _WEAK):
+        if issubclass(kind, _WEAK):
             return kind.__qualname__
-        if (cached := _function_behind(value)) is not None:
-            return self.value(cached)
-        if isinstance(value, nn.Module):
+        if (behind := _behind(value)) is not None:
+            return self.value(behind)
+        if issubclass(kind, nn.Module):
             return f"{self._class(kind)}{self._held(_of_module(value, id(value) in self._own))}"
         if kind in _CONTAINERS:
             return f"{kind.__name__} {self._contents(value)}"
@@ -318,41 +318,42 @@ class _Walk:
         return f"{self._class(kind)} {_own_name(value)} {self._reduced(value)}"
 
     def _all(self, values: Iterable[object]) -> str:
-        return ", ".join([repr(each) if type(each) in _PLAIN else self.value(each) for each in values])
+        return ", ".join([_plain(each) if type(each) in _PLAIN else self.value(each) for each in values])
 
     def _held(self, attributes: Iterable[tuple[str, object]]) -> str:
         return "".join(f" {name}={self.value(each)}" for name, each in attributes)
 
     def _contents(self, value: Any) -> str:
         """What a value of one of Python's own types holds; also of a user's subclass of it, past the methods of that."""
-        if isinstance(value, dict):
+        kind = type(value)  # an object may say that it is of another
+        if issubclass(kind, dict):
             return self._mapping(list(dict.items(value)))
-        if isinstance(value, types.MappingProxyType):
+        if issubclass(kind, types.MappingProxyType):
             return self._mapping(list(value.items()))
-        if isinstance(value, set | frozenset):
+        if issubclass(kind, set | frozenset):
             return f"{{{self._unordered(list(value))}}}"
-        if isinstance(value, tuple):
+        if issubclass(kind, tuple):
             return f"({self._all(tuple.__iter__(value))})"
-        if isinstance(value, list):
+        if issubclass(kind, list):
             return f"[{self._all(list.__iter__(value))}]"
-        if isinstance(value, staticmethod | classmethod):
+        if issubclass(kind, staticmethod | classmethod):
             return self.value(value.__func__)
-        if isinstance(value, property):
+        if issubclass(kind, property):
             return self._all([value.fget, value.fset, value.fdel])
-        if isinstance(value, types.MethodType):
+        if issubclass(kind, types.MethodType):
             return f"{self.value(value.__func__)} of {self.value(value.__self__)}"
-        if isinstance(value, types.BuiltinFunctionType):
+        if issubclass(kind, types.BuiltinFunctionType):
             self._installed(value.__module__)
             of = value.__self__
             return f"{value.__qualname__} of {'' if isinstance(of, types.ModuleType | None) else self.value(of)}"
-        for kind in (int, float, complex, str, bytes):
-            if isinstance(value, kind):
-                return kind.__repr__(value)
+        for plain in (int, float, complex, str, bytes):
+            if issubclass(kind, plain):
+                return plain.__repr__(value)
         return ""
 
     def _mapping(self, items: list[tuple[object, object]]) -> str:
         if all(type(key) in _PLAIN for key, _ in items):
-            in_order = sorted(((repr(key), each) for key, each in items), key=lambda item: item[0])
+            in_order = sorted(((_plain(key), each) for key, each in items), key=lambda item: item[0])
             return f"{{{', '.join([f'{key}: {self.value(each)}' for key, each in in_order])}}}"
         return f"{{{self._unordered(items)}}}"
 
@@ -409,10 +410,11 @@ class _Walk:
             return name
         self._written_out.add(id(kind))
         self._depth += _FUNCTION
-        held = self._held(_members(kind))
-        self._depth -= _FUNCTION
-        self._written_out.discard(id(kind))
-        return f"{name}{held}"
+        try:
+            return f"{name}{self._held(_members(kind))}"
+        finally:
+            self._depth -= _FUNCTION
+            self._written_out.discard(id(kind))
 
     def _named(self, function: types.FunctionType) -> str:
         """A function of the user's is a piece."""
@@ -532,12 +534,14 @@ def _content(cell: types.CellType) -> object:
         return None
 
 
-def _function_behind(value: object) -> object:
-    """The function of a cache of functools', or of what Numba compiles."""
+def _behind(value: object) -> object:
+    """The function of a cache of functools', or what Numba or PyTorch compiles."""
     if type(value) is _CACHED:
         return value.__wrapped__
     if str(type(value).__module__).startswith("numba."):
         return getattr(value, "py_func", None)
+    if isinstance(value, nn.Module) and str(type(value).__module__).startswith("torch._dynamo"):
+        return value._modules.get("_orig_mod")
     return None
 
 
@@ -662,7 +666,12 @@ def _of_constant(value: object) -> str:
         return f"({', '.join(map(_of_constant, value))})"
     if isinstance(value, frozenset):
         return f"{{{', '.join(sorted(map(_of_constant, value)))}}}"
-    return repr(value)
+    return _plain(value)
+
+
+def _plain(value: object) -> str:
+    """Python writes no whole number of more than 4300 digits, but in base 16."""
+    return hex(value) if type(value) is int else repr(value)
 
 
 def _has_doc(code: types.CodeType) -> bool:
