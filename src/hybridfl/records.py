@@ -61,6 +61,10 @@ class Record:
     def has_diverged(self) -> bool:
         return not math.isnan(self.diverged_at)
 
+    def __eq__(self, other: object) -> bool:
+        """NaN equals NaN: a record is what it was written and read back as."""
+        return isinstance(other, Record) and repr(self) == repr(other)
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceScore:
