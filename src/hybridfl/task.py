@@ -74,7 +74,7 @@ class Task:
 
     @property
     def first_model(self) -> nn.Module:
-        """The model as it was when the task was made. Whoever computes with it takes a copy."""
+        """The model as it was when the task was made. What computes with it takes a copy."""
         assert self._first is not None
         return self._first.model
 

@@ -72,7 +72,7 @@ class HFL:
 
     Late work is merged at the next closing and never discarded. Every device that answered gets the new version at
     the closing or, with `participants=Uniform(K)` (or just K), K devices drawn from all that have no job. A version is made
-    of something new: a deadline that passes with no arrival starts the wait again, and whoever is free gets the same version.
+    of something new: a deadline that passes with no arrival starts the wait again, and free devices get the same version.
     `drift` keeps devices' local steps together (`DriftControl`).
 
     "Stragglers Are Not Disaster: A Hybrid Federated Learning Algorithm with Delayed Gradients". The paper's own merge rule
