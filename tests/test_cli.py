@@ -183,7 +183,9 @@ LOCAL = "HFL(local=FullWork(epochs=2))"
     "option",
     [("--epochs", "1"), ("--batch-size", "7"), ("--learning-rate", "0.5"), ("--schedule", "sqrt"), ("--clip", "1")],
 )
-def test_an_option_of_the_local_work_that_nobody_takes_is_refused(option: tuple[str, str], tmp_path: Path) -> None:
+def test_an_option_of_the_local_work_that_no_algorithm_takes_is_refused(
+    option: tuple[str, str], tmp_path: Path
+) -> None:
     few = ("--devices", 10, "--rounds", 1, "--quiet", "--out")
     with pytest.raises(InputError, match=f"{option[0]} has no effect, because 'HFL"):
         hybridfl("run", "--algorithm", LOCAL, *option, *few, tmp_path / "r")

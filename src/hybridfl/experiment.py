@@ -166,7 +166,7 @@ def save_all(
     """Play runs together, writing each one's folder as it goes. A run that could not start is an error now, not later.
 
     A run that has ended in its folder is not run again (its last record is all that is yielded), one that was interrupted
-    goes on from its last checkpoint; with `fresh`, all begin anew. After a `break` the same call goes on.
+    goes on from its last checkpoint; with `fresh`, all begin again. After a `break` the same call goes on.
     `ray`: the address of a Ray cluster to spread them over, or `auto`; see `ray_cluster.py`.
     """
     paths = [Path(folder) for folder in folders]

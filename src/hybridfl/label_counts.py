@@ -15,7 +15,7 @@ from hybridfl.fleet_picture import BARS
 from hybridfl.wording import counted
 
 NUM_RANGES = 10
-"""Targets that are no classes are counted by so many ranges of equal width."""
+"""Targets that are no classes are counted in this many ranges of equal width."""
 NONE = "·"
 
 

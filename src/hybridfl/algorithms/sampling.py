@@ -52,7 +52,7 @@ class Uniform:
 
 
 def participants_of(given: Any) -> Participants:
-    """A rule as it is; a number is so many devices, drawn uniformly."""
+    """A rule as it is; a number means that many devices, drawn uniformly."""
     if isinstance(given, int | float | np.number):
         require_whole("participants", given)
         return Uniform(int(given))
