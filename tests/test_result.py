@@ -1,8 +1,9 @@
 """What a run gives back: records, arrivals, scores by device, and the model; and where the next run begins."""
 
 import json
-import multiprocessing
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -189,14 +190,13 @@ def test_a_break_leaves_a_model(task: Task) -> None:
 HFL_FLEET: Any = "paper"
 
 
-def _locked_elsewhere(folder: str, answers: Any) -> None:
-    from hybridfl.folder_lock import locked
-
-    try:
-        with locked([Path(folder)]):
-            answers.put("free")
-    except InputError as error:
-        answers.put(str(error))
+LOCKED_ELSEWHERE = """
+import sys
+from pathlib import Path
+from hybridfl.folder_lock import locked
+with locked([Path(sys.argv[1])]):
+    print("free")
+"""
 
 
 def test_a_break_leaves_a_folder_that_is_unlocked_and_goes_on(task: Task, tmp_path: Path) -> None:
@@ -208,12 +208,8 @@ def test_a_break_leaves_a_folder_that_is_unlocked_and_goes_on(task: Task, tmp_pa
         if record.version == 5:
             break
     assert not (broken / "finished.json").exists()
-    spawn = multiprocessing.get_context("spawn")
-    answers = spawn.Queue()
-    process = spawn.Process(target=_locked_elsewhere, args=(str(broken), answers))
-    process.start()
-    assert answers.get(timeout=60) == "free"
-    process.join()
+    elsewhere = [sys.executable, "-c", LOCKED_ELSEWHERE, str(broken)]
+    assert subprocess.run(elsewhere, capture_output=True, text=True, timeout=60, check=True).stdout == "free\n"
     assert list((broken / "checkpoints").iterdir())
     result = simulate(task, ALGORITHM, "paper", rounds=8, out=broken, label="hfl")
     for name in ("records.jsonl", "arrivals.jsonl", "model.safetensors"):
