@@ -170,7 +170,7 @@ def test_the_checksum_tells_windows_apart() -> None:
 )
 def test_a_model_that_does_not_fit_the_samples_is_refused(inputs: Tensor, labels: list[int]) -> None:
     task = Task.from_devices([(inputs, torch.tensor(labels))] * 2, torch.nn.Linear(2, 2))
-    with pytest.raises(InputError, match=r"does not fit the samples, inputs torch\..* \[2, [23]\] and targets"):
+    with pytest.raises(InputError, match=r"does not fit the samples, inputs torch\..* \[4, [23]\] and targets"):
         simulate(task, FedAvg(), ConstantSeconds(), rounds=1)
 
 

@@ -254,10 +254,10 @@ def test_what_chance_is() -> None:
 
 
 class LaterNoise(Net):
-    """Noise that two samples do not show."""
+    """Noise that a trial of few samples does not show."""
 
     def between(self, hidden: Tensor) -> Tensor:
-        return hidden + torch.rand_like(hidden) if len(hidden) > 2 else hidden
+        return hidden + torch.rand_like(hidden) if len(hidden) > 4 else hidden
 
 
 @dataclass(frozen=True)

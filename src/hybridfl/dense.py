@@ -62,7 +62,8 @@ class Dense:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """No hooks, no parametrization, nothing in it that its type does not have."""
+    """No hooks, no parametrization, no forward of its own, nothing in it that its type does not have."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    own = [name for name, _ in module.named_parameters(recurse=False)]
-    return not any(hooks) and own in ([], ["weight"], ["weight", "bias"]) and not list(module.buffers(recurse=False))
+    if any(hooks) or "forward" in vars(module) or list(module.buffers(recurse=False)):
+        return False
+    return [name for name, _ in module.named_parameters(recurse=False)] in ([], ["weight"], ["weight", "bias"])

@@ -15,9 +15,10 @@ from hybridfl.dense import Dense
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Audience, Evaluation, Evaluator, ModuleForward
 from hybridfl.models import LogisticRegression
+from hybridfl.provenance import repr_of
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer, LocalSGD
-from hybridfl.trial import chance_of, check_first_weights, check_labels, check_trainable, check_trial
+from hybridfl.trial import chance_of, check_first_weights, check_ids, check_labels, check_trainable, check_trial
 
 log = logging.getLogger("hybridfl")
 
@@ -65,7 +66,7 @@ def evaluator_for(task: Task, stragglers: NDArray[np.bool_], seed: int, device: 
     )
     dense = closed_form(task, device)
     audience = Audience.of(
-        test, stragglers, 1 / dense.num_classes if dense is not None else chance_of(task.first_model, task.train)
+        test, stragglers, 1 / dense.num_classes if dense else chance_of(task.first_model, task.train, task.test)
     )
     if device.type == "cuda":
         if dense is None:
@@ -119,12 +120,24 @@ def check_task(task: Task) -> None:
     """Raise `InputError` if a task cannot be trained, whichever engine it gets: every way to run one comes by here."""
     model = task.model_with(task.first_weights)
     check_first_weights(model)
-    for samples in (task.train, task.test):
+    if isinstance(task.loss, type) or not callable(task.loss):
+        raise InputError(f"loss={repr_of(task.loss)} is no loss: give a function of outputs and targets, or an object.")
+    for who, samples in (("training", task.train), ("test", task.test)):
+        samples.check_rows(who)
         samples.check_finite()
+    empty = np.flatnonzero(task.train.num_samples == 0)
+    if len(empty):
+        raise InputError(f"Device {empty[0]} has no training samples: leave it out or give it some.")
+    if len(task.train) != len(task.test):
+        raise InputError(
+            f"The training samples are of {len(task.train)} devices, the test samples of {len(task.test)}: every device is "
+            "scored on test samples of its own. Share a common test set out among the devices (Samples.shared_out)."
+        )
     if type(model) is LogisticRegression and closed_form(task) is not None:
         check_trainable(model)  # no trial: it is known what it computes
         for samples in (task.train, task.test):
             checked_classes(samples, model.linear.out_features)
     else:
         check_trial(model, task.loss, task.train)
+        check_ids(model, task.train, task.test)
         check_labels(model, task.loss, task.train, task.test)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hybridfl.data.federated import Samples
 from hybridfl.losses import Loss, loss_by_sample
 from hybridfl.protocol import Vector
-from hybridfl.threads import CORES, ModelOfEachThread, pool
+from hybridfl.threads import CORES, ModelOfEachThread, loss_of_each_thread, pool
 from hybridfl.vectors import fill
 
 _CHUNK = 512
@@ -81,11 +81,11 @@ class Audience:
         return cls(test.offsets, is_straggler, chance)
 
     def scores(self, right: NDArray[Any], train_loss: float, test_loss: float) -> Scores:
-        """`right`: of every test sample, in the order of the devices, 1 or 0; NaN where targets are no classes."""
+        """`right`: of every test sample, in the order of the devices, 1 or 0; NaN where it has no class."""
         if not math.isfinite(train_loss) or (self.offsets[-1] > 0 and not math.isfinite(test_loss)):
             return Scores.diverged(train_loss, test_loss)
-        upto = np.concatenate([[0.0], np.cumsum(right, dtype=np.float64)])
-        totals, counts = np.diff(upto[self.offsets]), np.diff(self.offsets)
+        is_judged = ~np.isnan(right) if math.isfinite(self.chance) else np.zeros(len(right), dtype=bool)
+        totals, counts = (self._by_device(each) for each in (np.where(is_judged, right, 0.0), is_judged))
         slow = self.is_straggler
         is_held = counts > 0
         by_device = np.divide(totals, counts, out=np.full(len(counts), math.nan), where=is_held)
@@ -100,11 +100,16 @@ class Audience:
             worst_accuracy=worst,
             below_chance=below,
             by_device=by_device,
-            held_by_device=counts,
+            held_by_device=np.diff(self.offsets),
         )
 
+    def _by_device(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """The sum over each device's test samples."""
+        upto = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
+        return np.diff(upto[self.offsets])
 
-def _share(totals: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
+
+def _share(totals: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
     return float(totals.sum() / counts.sum()) if counts.sum() else math.nan
 
 
@@ -159,7 +164,7 @@ class ModuleForward:
 
     def __init__(self, model: nn.Module, loss: Loss, device: torch.device = torch.device("cpu")) -> None:
         self._models = ModelOfEachThread(model, training=False, device=device)
-        self._loss = loss
+        self._loss = loss_of_each_thread(loss)
 
     def __call__(self, weights: Vector, samples: Samples, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Each chunk of rows is one thread's, so that bits do not depend on the number of cores."""
@@ -199,17 +204,19 @@ class ModuleForward:
     def _score(self, model: nn.Module, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:
         inputs, targets = samples.take(rows)
         outputs = model(inputs)
-        losses = loss_by_sample(self._loss, outputs, targets)
-        return losses, right_answers(outputs, targets)
+        right = right_answers(outputs, targets)  # before the loss, which may overwrite the outputs
+        return loss_by_sample(self._loss, outputs, targets), right
 
 
-def class_axis(outputs: Tensor, targets: Tensor) -> int | None:
+def class_axis(outputs: object, targets: Tensor) -> int | None:
     """The axis of `outputs` along which the classes lie that `targets` number; None where there are no classes.
 
     It is the one axis that `targets` do not have, the second as PyTorch's losses have it, or the last. A single output is no
     class, and where either axis would do, which one is meant cannot be known.
     """
-    if targets.is_floating_point() or targets.is_complex() or outputs.dim() != targets.dim() + 1:
+    if not isinstance(outputs, Tensor) or targets.is_floating_point() or targets.is_complex():
+        return None
+    if outputs.dim() != targets.dim() + 1:
         return None
     fitting = {axis for axis in (1, outputs.dim() - 1) if _without(outputs, axis) == tuple(targets.shape)}
     (axis,) = fitting if len(fitting) == 1 else (None,)
@@ -220,13 +227,17 @@ def _without(outputs: Tensor, axis: int) -> tuple[int, ...]:
     return (*outputs.shape[:axis], *outputs.shape[axis + 1 :])
 
 
-def right_answers(outputs: Tensor, targets: Tensor) -> Tensor:
-    """[batch]: whether the largest output is the target's class, of several targets per sample which share; else NaN."""
+def right_answers(outputs: object, targets: Tensor) -> Tensor:
+    """[batch]: 1 where the largest output is the target's class, of several targets per sample the share; NaN without classes.
+
+    A target below 0 stands for none, as padding does (−100): it counts neither as right nor as wrong.
+    """
     axis = class_axis(outputs, targets)
     if axis is None:
         return torch.full((len(targets),), math.nan, device=targets.device)
-    right = outputs.argmax(axis) == targets
-    return right if right.dim() == 1 else right.flatten(1).float().mean(1)
+    assert isinstance(outputs, Tensor)
+    right = torch.where(targets < 0, math.nan, (outputs.argmax(axis) == targets).float())
+    return right if right.dim() == 1 else right.flatten(1).nanmean(1)
 
 
 class Evaluation:

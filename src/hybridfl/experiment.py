@@ -99,6 +99,14 @@ def _warn_of_divergence(plan: Run, record: Record) -> None:
         )
 
 
+def _warn_of_other_weights(task: Task) -> None:
+    if task.is_shown_changed:
+        log.warning(
+            "`task.model` has other weights than the task was made with, and runs start from those: to start from these, make "
+            "the task from that model (copy.deepcopy(task.model))."
+        )
+
+
 def simulate(
     task: Task,
     algorithm: Algorithm[Any] | str,
@@ -122,6 +130,7 @@ def simulate(
     """
     parts: tuple[Any, ...] = algorithm, timing, guard  # a run reads texts
     plan = Run(task, parts[0], parts[1], seconds, rounds, evaluate_every, seed, label, parts[2])
+    _warn_of_other_weights(task)
     if out is None:
         return _in_memory(plan, device)
     folder = Path(out)
@@ -172,6 +181,8 @@ def save_all(
     paths = [Path(folder) for folder in folders]
     check_apart([plan.name for plan in plans], paths)
     place = device_named(device) if ray is None else CPU
+    for plan in plans:
+        plan.forget_config()
     saves = FolderSaves(plans, paths, place, Often(checkpoint_every))
     for plan, folder in zip(plans, paths, strict=True):
         _ = plan.stage  # a run that could not start is an error before anything is written

@@ -122,6 +122,8 @@ def execute_all(
     `make_trainer`: what trains, if not this machine alone. On a GPU the scores of a turn are read while the next turn is
     trained, so the GPU is never idle for a record's sake.
     """
+    if torch.is_autocast_enabled(device.type):
+        raise InputError("torch.autocast is on, but devices train in threads of their own without it: leave it out.")
     return _in_lockstep(plans, device, make_trainer, saves) if plans else iter(())
 
 

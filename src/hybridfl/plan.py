@@ -97,6 +97,11 @@ class Run:
             return self.evaluate_every
         return 0.0 if self.seconds is None else self.seconds / 200
 
+    def forget_config(self) -> None:
+        """The next `config` is of the run's parts as they are then: data and code may have changed since."""
+        self.task.forget_checksum()
+        self.__dict__.pop("config", None)
+
     @cached_property
     def config(self) -> Config:
         """Everything that decides the results: the run's values, the user's own code they reach, and the packages' versions."""

@@ -494,15 +494,19 @@ def _is_derived(kind: type, name: str) -> bool:
     return name == "__doc__" or isinstance(inspect.getattr_static(kind, name, None), functools.cached_property)
 
 
+_ABOUT_HOOKS = {name for name in vars(nn.Module()) if "hooks_" in name}
+_HOOKS = {name for name in vars(nn.Module()) if name.endswith("_hooks")}
+
+
 def _of_module(module: nn.Module, is_own: bool) -> Iterator[tuple[str, object]]:
     """Layers and weights by name, hooks, and plain attributes. The task's own model is trained and scored as the run wants."""
     for name, each in sorted(vars(module).items()):
         if name in ("_modules", "_parameters", "_buffers"):
             yield from each.items()
-        elif name.endswith("_hooks") or name.endswith("_pre_hooks"):
+        elif name in _HOOKS:
             if each:
                 yield name, list(each.values())
-        elif name not in ("_non_persistent_buffers_set", *(["training"] if is_own else [])) and "hooks_" not in name:
+        elif name not in ("_non_persistent_buffers_set", *(["training"] if is_own else []), *_ABOUT_HOOKS):
             yield name, each
 
 
@@ -725,9 +729,14 @@ def _name(module: str, qualified: str) -> str:
 
 
 def _module_name(module: str) -> str:
-    """A script is called by its file, so that it has one name whether it is run or imported."""
-    file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Path(file).stem if module == "__main__" and file else module
+    """A script is called by its file, a module run by `-m` by its name: it has one name whether it is run or imported."""
+    if module != "__main__":
+        return module
+    main = sys.modules.get("__main__")
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:
+        return str(spec.name)
+    return Path(file).stem if file else module
 
 
 def _own_name(value: object) -> str:
@@ -751,7 +760,24 @@ def _packages() -> Mapping[str, list[str]]:
 
 def _is_users_class(kind: type) -> bool:
     module = sys.modules.get(str(kind.__module__))
-    return module is None or _is_users(module)
+    return module is None or _is_users(module) or _is_made_by_code(kind, module)
+
+
+_MAKERS = ("builtins", "types")
+"""What `exec` without a `__name__`, `types.new_class` and `dataclasses.make_dataclass` name as the module of a class."""
+
+
+def _is_made_by_code(kind: type, module: types.ModuleType) -> bool:
+    """Whether a class is not of the module that it names."""
+    return (
+        module.__name__ in _MAKERS
+        and bool(kind.__flags__ & _ON_THE_HEAP)
+        and vars(module).get(kind.__name__) is not kind
+    )
+
+
+_ON_THE_HEAP = 1 << 9
+"""CPython's flag of a class that a statement made, and not C."""
 
 
 def _is_users(module: types.ModuleType) -> bool:

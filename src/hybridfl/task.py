@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from hybridfl.data.federated import Samples
@@ -84,6 +85,11 @@ class Task:
         assert self._first is not None
         return self._first.weights
 
+    @property
+    def is_shown_changed(self) -> bool:
+        """Whether `model` has other parameters than runs start from."""
+        return not torch.equal(flatten(self.model), self.first_weights)
+
     @classmethod
     def from_devices(
         cls,
@@ -133,7 +139,10 @@ class Task:
 
     @property
     def checksum(self) -> str:
-        """Tells apart tasks whose data, first weights or split differ in anything; computed again if data were written to."""
+        """Tells apart tasks whose data, first weights or split differ in anything; computed again if data were written to.
+
+        PyTorch counts what it writes itself; NumPy may write to the same memory: see `forget_checksum`.
+        """
         written = tuple(
             times_written(each) for each in (self.train.inputs, self.train.targets, self.test.inputs, self.test.targets)
         )
@@ -141,13 +150,17 @@ class Task:
             self._checksums[written] = self._digest()
         return self._checksums[written]
 
+    def forget_checksum(self) -> None:
+        """The next one is computed from the data as they are then."""
+        self._checksums.clear()
+
     def _digest(self) -> str:
         digest = hashlib.blake2b(digest_size=8)
         held = [(samples.inputs, samples.targets) for samples in (self.train, self.test)]
         shared = held[0][0] is held[1][0] and held[0][1] is held[1][1]
         for tensor in (*held[0], *(() if shared else held[1]), self.first_weights, *self.first_model.buffers()):
             digest.update(f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}".encode())
-            digest.update(_held_once(tensor).numpy().data)
+            digest.update(_bytes_of(_held_once(tensor)))
         for array in (self.train.index, self.train.offsets, self.test.index, self.test.offsets):
             digest.update(np.ascontiguousarray(array).data)
         digest.update(f"{self.train.scale} {self.test.scale}".encode())
@@ -161,6 +174,11 @@ def _check_model(model: object) -> None:
     for name, parameter in model.named_parameters():
         if parameter.is_meta or isinstance(parameter, nn.UninitializedParameter):
             raise InputError(f"Parameter '{name}' holds no numbers yet: give the model first weights.")
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise InputError(
+                f"Parameter '{name}' has a hook on its gradient, which the copy that a run computes with does not have: "
+                "multiply the weight by a mask in the forward instead."
+            )
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -175,8 +193,14 @@ def _copied(model: nn.Module) -> nn.Module:
 
 def _held_once(tensor: Tensor) -> Tensor:
     """The numbers behind a tensor. Overlapping windows are a view of far fewer numbers than they have entries."""
-    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return tensor.contiguous() if tensor.numel() <= stored else tensor.as_strided((stored,), (1,), 0)
+    stored = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    return tensor if tensor.numel() <= stored else tensor.as_strided((stored,), (1,))
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Of any type of numbers, those that NumPy does not have too."""
+    flat = tensor.detach().to_dense().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
 
 
 def _name_of(loss: Loss) -> str:

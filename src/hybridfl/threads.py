@@ -6,14 +6,16 @@ import copy
 import functools
 import os
 import threading
+import types
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from hybridfl.errors import InputError
+from hybridfl.losses import Loss
 
 
 def _cores() -> int:
@@ -78,3 +80,18 @@ class ModelOfEachThread:
             self._copies.model = copy.deepcopy(self._model).to(self._device).train(self._training)
         model: nn.Module = self._copies.model
         return model
+
+
+def loss_of_each_thread(loss: Loss) -> Loss:
+    """The same loss, an object with a copy for every thread: one that keeps something on itself would change another's."""
+    if isinstance(loss, types.FunctionType | types.BuiltinFunctionType):
+        return loss
+    copies = threading.local()
+
+    def own(outputs: Tensor, targets: Tensor) -> Tensor:
+        if not hasattr(copies, "loss"):
+            copies.loss = copy.deepcopy(loss)
+        losses: Tensor = copies.loss(outputs, targets)
+        return losses
+
+    return own

@@ -22,7 +22,7 @@ from hybridfl.batches import Batches
 from hybridfl.data.federated import Samples
 from hybridfl.losses import Loss, cross_entropy, loss_by_sample
 from hybridfl.protocol import Job, Trainer, Update, Vector, Work
-from hybridfl.threads import CORES, ModelOfEachThread, pool, shared_out
+from hybridfl.threads import CORES, ModelOfEachThread, loss_of_each_thread, pool, shared_out
 from hybridfl.trial import check_trainable
 from hybridfl.vectors import drifts, flatten, unflatten
 
@@ -37,6 +37,8 @@ class JointTrainer(Trainer, Protocol):
     def bundles(self, jobs: Sequence[Job]) -> list[list[int]]:
         """The places of jobs that must stay together, because they have a part in one another's rounding."""
 
+
+_USUAL_BATCH = 32
 
 ALONE_FROM = 200_000
 """From so many parameters × samples of a batch on, a job is trained for itself: arithmetic then outweighs Python's part."""
@@ -64,7 +66,7 @@ class LocalSGD:
         check_trainable(model)
         self._samples = samples
         self._model = model
-        self._loss = loss
+        self._loss = loss_of_each_thread(loss)
         self._l2 = l2
         self._seed = seed
         self._recurrent = is_recurrent(model)
@@ -129,8 +131,8 @@ class LocalSGD:
 
     @cached_property
     def _can_be_stacked(self) -> bool:
-        """Whether `vmap` takes the model and the loss: tried on two samples."""
-        inputs, targets = self._samples.take(torch.from_numpy(self._samples.index[:2]))
+        """Whether `vmap` takes the model and the loss: tried on as many samples as make a usual batch."""
+        inputs, targets = self._samples.take(torch.from_numpy(self._samples.index[:_USUAL_BATCH]))
         weights, shares = flatten(self._model), torch.full((len(targets),), 1 / len(targets))
         once = (each.unsqueeze(0) for each in (weights, inputs, targets, shares))
         try:

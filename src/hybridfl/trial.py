@@ -1,12 +1,14 @@
-"""Whether a task can be trained: its model and its loss are looked at, and tried on two samples."""
+"""Whether a task can be trained: its model and its loss are looked at, and tried on a few samples."""
 
 from __future__ import annotations
 
 import copy
 import math
 import random
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,44 +18,171 @@ from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.evaluation import class_axis
 from hybridfl.losses import Loss, cross_entropy, loss_by_sample
+from hybridfl.provenance import code_of
 
 
 def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
-    """Raise `InputError` unless model and loss fit the samples and their answer depends on nothing but weights and samples.
+    """Raise `InputError` unless a sample's loss depends on nothing but the model's weights and that sample.
 
-    They are tried on two samples, in training and in evaluation, twice each, and the user's model is left as it was.
+    Model and loss are tried on a few samples, together and one by one, in training and in evaluation, and the gradient is
+    followed to what it trains. All of it happens to a copy: the user's model is left as it was.
     """
     check_trainable(model)
-    inputs, targets = samples.take(torch.from_numpy(samples.index[:2]))
+    inputs, targets = samples.take(_tried(samples))
     if _are_labels(loss, targets):
         targets = torch.zeros_like(targets)  # `check_labels` looks at all labels together
     ours = copy.deepcopy(model)
-    for training in (True, False):
-        ours.train(training)
-        before = [buffer.clone() for buffer in ours.buffers()]
-        with _fitting(inputs, targets), _global_streams() as moved:
-            answers = [_answer(ours, loss, inputs, targets) for _ in range(2)]
+    names = [name for name, _ in ours.named_parameters()]
+    with _fitting(inputs, targets), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come when it is trained
+        _check_repeats(ours, loss, inputs, targets)
+        if [name for name, _ in ours.named_parameters()] != names:
+            raise InputError(
+                "The model makes parameters in its first forward: call it once on a sample before you give it away."
+            )
+        for training in (True, False):
+            _check_alone(ours.train(training), loss, inputs, targets)
+        _check_gradient(ours.train(), loss, inputs, targets)
+
+
+_TRIED = 4
+"""Samples of a trial."""
+
+
+def _tried(samples: Samples) -> Tensor:
+    """Rows from all over the fleet, with different targets where there are some."""
+    spread = np.linspace(0, len(samples.index) - 1, 4 * _TRIED).astype(np.int64)
+    rows = torch.from_numpy(samples.index[np.unique(spread)])
+    targets = samples.targets[rows].reshape(len(rows), -1)
+    is_new = [all(not torch.equal(targets[i], targets[j]) for j in range(i)) for i in range(len(rows))]
+    return rows[sorted(range(len(rows)), key=lambda i: not is_new[i])[:_TRIED]]
+
+
+def _check_repeats(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """The same answer twice, no draw from a global generator, and nothing kept from one call to the next."""
+    tries, kept, buffers = [], [], []
+    for _ in range(2):
+        with _global_streams() as moved:
+            scored = _answer(model.eval(), loss, inputs, targets)
+            trained = _losses(model.train(), loss, inputs, targets)
+            tries.append([scored, trained.detach(), _trained_by(trained, model)])
         for stream in moved():
             raise InputError(
                 f"The model or the loss draws from {stream} (functional dropout, noise, sampling), which no seed of a run "
                 "decides, so the same run would give other numbers each time: set the dropout to 0 and take the noise out."
             )
-        if not torch.equal(*(torch.nan_to_num(answer) for answer in answers)):
+        kept.append(code_of(model=model, loss=loss))
+        buffers.append({name: buffer.clone() for name, buffer in model.named_buffers()})
+    for first, second in zip(*tries, strict=True):
+        if not torch.equal(torch.nan_to_num(first), torch.nan_to_num(second)):
             raise InputError(
                 "The model or the loss gave two answers for the same weights and samples, so the same run would give other "
                 "numbers each time: take out whatever is random, or counts how often it was called."
             )
-        for buffer, (name, after) in zip(before, ours.named_buffers(), strict=True):
-            if not torch.equal(buffer, after):
-                raise InputError(
-                    f"The model's forward changes its buffer '{name}', which belongs to no device: keep such statistics out "
-                    "of the model."
-                )
+    for name, after in buffers[1].items():
+        if name not in buffers[0] or not torch.equal(buffers[0][name], after):
+            raise InputError(
+                f"The model's forward changes its buffer '{name}', which belongs to no device: keep such statistics out "
+                "of the model."
+            )
+    changed = [name for name in kept[1] if kept[0].get(name) != kept[1][name]]
+    if changed:
+        names = ", ".join(f"'{name}'" for name in changed[:3]) + (", …" if len(changed) > 3 else "")
+        raise InputError(
+            f"Every call of the model or the loss changes a value that it holds or reaches ({names}): a generator of its own, "
+            "a counter or running statistics, which belong to no device and make other numbers each time. Take it out."
+        )
+
+
+_ROUNDING = 1e-3
+"""Batches of other sizes round differently; samples that see one another differ by far more."""
+
+
+def _check_alone(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """A sample's loss is the same beside others as beside itself."""
+    together = _answer(model, loss, inputs, targets)
+    alone = torch.stack([_answer(model, loss, *_twice(sample, inputs, targets))[0] for sample in range(len(targets))])
+    largest = float(torch.nan_to_num(alone).abs().max())
+    if not torch.allclose(together, alone, rtol=_ROUNDING, atol=_ROUNDING * largest, equal_nan=True):
+        raise InputError(
+            f"A sample's loss depends on the others in its batch ({_first_apart(together, alone)}), but devices are trained "
+            "together, and a short batch is filled up: keep statistics and normalised weights over the batch out of model and "
+            "loss, give transformers batch_first=True, and give outputs the shape of the targets where these are numbers."
+        )
+
+
+def _check_gradient(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """It trains the model's own parameters and nothing else, and is the sum of the samples' own gradients."""
+    parameters = list(model.parameters())
+    losses = _losses(model, loss, inputs, targets)
+    if losses.grad_fn is None:
+        raise InputError("No parameter decides the loss (detached, or computed without gradients): nothing is trained.")
+    own = {id(parameter) for parameter in parameters}
+    for leaf in _leaves(losses):
+        if id(leaf) not in own:
+            raise InputError(_foreign(leaf, loss))
+    together = _gradient(losses.sum(), parameters)
+    alone = torch.zeros_like(together)
+    for sample in range(len(targets)):
+        alone += _gradient(_losses(model, loss, *_twice(sample, inputs, targets)).sum() / 2, parameters)
+    apart, length = float((together - alone).norm()), float(together.norm())
+    if math.isfinite(apart) and apart > _ROUNDING * length:
+        raise InputError(
+            "A sample's gradient depends on the others in its batch, but devices are trained together, and a short batch is "
+            "filled up: take out what counts over the batch, an embedding's scale_grad_by_freq for example."
+        )
+
+
+def _twice(sample: int, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """A batch of one sample beside itself: a model that squeezes its outputs need not stand a batch of one."""
+    rows = torch.tensor([sample, sample])
+    return inputs[rows], targets[rows]
+
+
+def _first_apart(together: Tensor, alone: Tensor) -> str:
+    sample = int(torch.argmax(torch.nan_to_num((together - alone).abs())))
+    return f"{float(together[sample]):.4g} beside them, {float(alone[sample]):.4g} without"
+
+
+def _trained_by(losses: Tensor, model: nn.Module) -> Tensor:
+    return _gradient(losses.sum(), list(model.parameters())) if losses.grad_fn is not None else losses.detach()
+
+
+def _gradient(value: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    gradients = torch.autograd.grad(value, parameters, allow_unused=True, materialize_grads=True)
+    return torch.cat([gradient.reshape(-1) for gradient in gradients])
+
+
+def _leaves(tensor: Tensor) -> Iterator[Tensor]:
+    """All that a backward pass would train."""
+    waiting, seen = [tensor.grad_fn], {tensor.grad_fn}
+    while waiting:
+        node: Any = waiting.pop()
+        if hasattr(node, "variable"):
+            yield node.variable
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+
+
+def _foreign(leaf: Tensor, loss: Loss) -> str:
+    if isinstance(loss, nn.Module) and any(leaf is parameter for parameter in loss.parameters()):
+        return (
+            f"The loss has parameters of its own, one of shape {list(leaf.shape)}, which nothing would train: make them "
+            "parameters of the model."
+        )
+    return (
+        f"The gradient trains a tensor of shape {list(leaf.shape)} that is no parameter of the model that a run computes with, "
+        "which is a copy of yours: a lambda or a loss that holds the model, or `self`, holds the first one. Reach it by a "
+        "method or an argument of `forward`; a penalty on the weights is `Task(l2=…)`; a fixed teacher wants "
+        "`requires_grad_(False)`."
+    )
 
 
 @contextmanager
 def watched_for_randomness(who: str) -> Iterator[None]:
-    """Raise `InputError` if PyTorch's global generator was drawn from: two samples do not show every branch of a forward."""
+    """Raise `InputError` if PyTorch's global generator was drawn from: a trial does not show every branch of a forward."""
     before = torch.get_rng_state()
     yield
     if not torch.equal(before, torch.get_rng_state()):
@@ -83,21 +212,43 @@ def check_labels(model: nn.Module, loss: Loss, *held: Samples) -> None:
         with torch.no_grad(), _global_streams():
             outputs = copy.deepcopy(model).eval()(inputs)
         for samples in held:
-            samples.check_classes(outputs.shape[1])
+            samples.check_classes(outputs.shape[1], getattr(loss, "ignore_index", None))
 
 
 def _are_labels(loss: Loss, targets: Tensor) -> bool:
-    """Whether targets must be classes. A loss of the user's own may allow others, to ignore them for example."""
-    return loss is cross_entropy and not targets.is_floating_point()
+    """Whether targets must be classes. A loss of the user's own may allow others."""
+    return (loss is cross_entropy or isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)) and not (
+        targets.is_floating_point()
+    )
 
 
-def chance_of(model: nn.Module, samples: Samples) -> float:
+def check_ids(model: nn.Module, *held: Samples) -> None:
+    """Raise `InputError` unless the model takes the largest and the smallest whole number in every place of the inputs.
+
+    An embedding that is stacked for many devices would read another device's row where an id is too large.
+    """
+    for samples in held:
+        if samples.scale is None and not samples.inputs.is_floating_point() and len(samples.index):
+            inputs, targets = samples.take(samples.extremes())
+            with torch.no_grad(), _global_streams(), _fitting(inputs, targets):
+                try:
+                    copy.deepcopy(model).eval()(inputs)
+                except IndexError as error:
+                    raise InputError(
+                        f"The model does not take all whole numbers of the inputs, {int(inputs.min())} to "
+                        f"{int(inputs.max())} ({error}): give its embedding more rows, or number the inputs from 0."
+                    ) from error
+
+
+def chance_of(model: nn.Module, *held: Samples) -> float:
     """1/C where a model tells C classes apart, NaN where targets are no classes: how often a guess is right."""
-    inputs, targets = samples.take(torch.from_numpy(samples.index[:2]))
+    inputs, targets = held[0].take(torch.from_numpy(held[0].index[:2]))
     with torch.no_grad(), _global_streams():
         outputs = copy.deepcopy(model).eval()(inputs)
     axis = class_axis(outputs, targets)
-    return math.nan if axis is None else 1 / outputs.shape[axis]
+    if axis is None or any(samples.largest_target() >= outputs.shape[axis] for samples in held):
+        return math.nan
+    return 1 / int(outputs.shape[axis])
 
 
 TRAINABLE = (torch.float32, torch.float64)
@@ -121,6 +272,8 @@ def check_trainable(model: nn.Module) -> None:
             f"The model mixes parameters, {' and '.join(sorted(kinds.values()))}: call `model.float()` or `model.double()`."
         )
     for name, layer in model.named_modules():
+        if getattr(layer, "sparse", False) and isinstance(layer, nn.Embedding | nn.EmbeddingBag):
+            raise InputError(f"Layer '{name}' is an embedding with sparse gradients: give it sparse=False.")
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise InputError(
                 f"Layer '{name}' is {type(layer).__name__}: its running statistics belong to no device. "
@@ -142,9 +295,15 @@ def check_first_weights(model: nn.Module) -> None:
             )
 
 
+def _losses(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Of copies, which a forward or a loss may overwrite: every batch of a run is one."""
+    targets = targets.clone()
+    return loss_by_sample(loss, model(inputs.clone()), targets)
+
+
 def _answer(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> Tensor:
     with torch.no_grad():
-        return loss_by_sample(loss, model(inputs), targets)
+        return _losses(model, loss, inputs, targets)
 
 
 @contextmanager

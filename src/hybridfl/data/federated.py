@@ -15,6 +15,8 @@ from hybridfl.errors import InputError, require_seed, require_share
 from hybridfl.randomness import generator
 from hybridfl.vectors import is_finite
 
+_MOST_EXTREMES = 1000
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -100,17 +102,48 @@ class Samples:
                 device = self.device_of[int(bad[0])]
                 raise InputError(f"Device {device} has NaN or infinite {kind}: clean them or leave the device out.")
 
-    def check_classes(self, count: int) -> None:
-        """Raise `InputError` unless every target is one of `count` classes, counted from 0."""
+    def check_classes(self, count: int, ignored: int | None = None) -> None:
+        """Raise `InputError` unless every target is one of `count` classes, counted from 0, or the one to be ignored."""
         lowest, highest = self.targets.aminmax() if len(self.targets) else (0, 0)
         if lowest >= 0 and highest < count:
             return
-        held = self.targets[torch.from_numpy(self.index)]
-        places = torch.nonzero((held < 0) | (held >= count)).flatten().tolist()
+        held = self.targets[torch.from_numpy(self.index)].reshape(len(self.index), -1)
+        is_wrong = (held < 0) | (held >= count)
+        places = torch.nonzero(is_wrong if ignored is None else is_wrong & (held != ignored)).tolist()
         if places:  # what no device holds does no harm
+            sample, place = places[0]
             raise InputError(
-                f"Device {self.device_of[places[0]]} has the label {held[places[0]]}, but the model has {count} outputs, for "
+                f"Device {self.device_of[sample]} has the label {held[sample, place]}, but the model has {count} outputs, for "
                 f"labels 0 to {count - 1}: give the model more outputs, or number the labels from 0."
+            )
+
+    def largest_target(self) -> int:
+        """Of those that devices hold, 0 where there are none; for targets that are whole numbers."""
+        held = self.targets[torch.from_numpy(self.index)]
+        return int(held.max()) if held.numel() else 0
+
+    def extremes(self) -> Tensor:
+        """Rows of samples with the largest and the smallest number in every place of the inputs; at most 1,000."""
+        held = self.inputs[torch.from_numpy(self.index)].reshape(len(self.index), -1)
+        places = torch.cat([held.argmax(0), held.argmin(0)])[:_MOST_EXTREMES]
+        anywhere = torch.stack([held.amax(1).argmax(), held.amin(1).argmin()])
+        chosen: NDArray[np.int64] = np.unique(torch.cat([anywhere, places]).numpy())
+        return torch.from_numpy(self.index[chosen])
+
+    def check_rows(self, who: str) -> None:
+        """Raise `InputError` unless every device has samples and its rows are rows of the inputs and the targets."""
+        rows = self.index
+        if rows.dtype.kind not in "iu":
+            raise InputError(
+                f"The rows of the {who} samples are {rows.dtype}: give whole numbers, the rows of the inputs."
+            )
+        if len(self.inputs) != len(self.targets):
+            raise InputError(f"The {who} samples are {len(self.inputs)} inputs and {len(self.targets)} targets.")
+        bad = np.flatnonzero((rows < 0) | (rows >= len(self.inputs)))
+        if len(bad):
+            raise InputError(
+                f"Device {self.device_of[bad[0]]} has row {rows[bad[0]]} of {len(self.inputs)} {who} samples: rows count "
+                "from 0."
             )
 
     def __len__(self) -> int:

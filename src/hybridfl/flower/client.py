@@ -105,7 +105,7 @@ def scores_of(task: Task, weights: Vector) -> LocalScores | None:
     if not len(task.test.index):
         return None
     losses, right = ModuleForward(task.first_model, task.loss)(weights, task.test, task.test.index)
-    return LocalScores(float(losses.double().mean()), float(right.double().mean()), len(losses))
+    return LocalScores(float(losses.double().mean()), float(right.double().nanmean()), len(losses))
 
 
 def _place_of(context: Context) -> torch.device:

@@ -47,7 +47,7 @@ class Scoring:
         train_loss = _mean(list(heard.losses.values()), [int(fleet.num_samples[device]) for device in heard.losses])
         if self._test is not None:
             losses, right = self._forward(weights, self._test, self._test.index)
-            test_loss, accuracy = (float(values.to(torch.float64).mean()) for values in (losses, right))
+            test_loss, accuracy = float(losses.double().mean()), float(right.double().nanmean())
         else:
             # Nobody holds out more than there is: a device's word does not weigh more than its samples.
             held_out = [min(said.num_samples, int(fleet.num_samples[device])) for device, said in heard.scores.items()]
@@ -56,7 +56,7 @@ class Scoring:
         if not bool(torch.isfinite(weights).all()):
             return Scores.diverged(train_loss, test_loss)
         reported = np.array([said.accuracy for said in heard.scores.values()])
-        by_device, worst, _ = device_scores(reported, chance=math.nan)
+        by_device, worst, _ = device_scores(reported[~np.isnan(reported)], chance=math.nan)
         return Scores(
             train_loss,
             test_loss,
