@@ -2,7 +2,10 @@ import dataclasses
 import functools
 import json
 import math
+import re
+import sysconfig
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import hybridfl
 from hybridfl.algorithms.fedavg import FedAvg
+from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.local_work import ConstantRate, FullWork
 from hybridfl.algorithms.sampling import Deadline, Everyone, FirstOf, Uniform
@@ -22,11 +27,11 @@ from hybridfl.errors import InputError
 from hybridfl.experiment import execute, save_all, simulate
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.models import LogisticRegression
-from hybridfl.plan import Run, versions
+from hybridfl.plan import SHOWING, Run, own_version, versions
 from hybridfl.records import load
 from hybridfl.task import Task
 from hybridfl.tasks import Synthetic, SyntheticIID
-from hybridfl.timing import ConstantSeconds, PaperDelays, PerDevice, Roster
+from hybridfl.timing import ConstantSeconds, Drawn, PaperDelays, PerDevice, Roster
 from hybridfl.training import LocalSGD
 
 TASK = Synthetic(1, 1).build(devices=10, seed=0)
@@ -363,6 +368,68 @@ def test_a_finished_run_of_another_version_is_not_read_back(tmp_path: Path) -> N
     with pytest.raises(InputError, match=r"\('torch 1\.0 → 2.*' changed since\)"):
         simulate(TASK, HFL(), TIMING, rounds=2, out=out)
     simulate(TASK, HFL(), TIMING, rounds=2, out=out, fresh=True)
+
+
+def test_a_clones_version_is_that_of_its_code(tmp_path: Path) -> None:
+    """hybridfl's version stays while its code is edited or pulled."""
+    package = tmp_path / "hybridfl"
+    (package / "flower").mkdir(parents=True)
+    for name in ("loop.py", "report.py", "flower/wire.py"):
+        (package / name).write_text("ALPHA = 0.6\n")
+
+    def version(edited: str) -> str:
+        own_version.cache_clear()
+        (package / edited).write_text((package / edited).read_text() + "#\n")
+        return own_version(package)
+
+    first, shown, wire, loop = (version(name) for name in ("loop.py", "report.py", "flower/wire.py", "loop.py"))
+    assert first.startswith(metadata.version("hybridfl") + "+")
+    assert first == shown != wire != loop
+    assert own_version(Path(sysconfig.get_paths()["purelib"]) / "hybridfl") == metadata.version("hybridfl")
+    own_version.cache_clear()
+    assert re.fullmatch(r"[0-9.]+(\+[0-9a-f]{12})?", versions()["hybridfl"])
+
+
+def test_what_only_shows_is_there() -> None:
+    files = [path.name for path in Path(hybridfl.__file__).parent.iterdir()]
+    for name in SHOWING:
+        assert any(file.startswith(name) for file in files), name
+
+
+def test_a_finished_run_that_does_not_name_its_code_is_not_read_back(tmp_path: Path) -> None:
+    simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")
+    config = json.loads((tmp_path / "run" / "run.json").read_text())
+    del config["code"]
+    (tmp_path / "run" / "run.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="code, which it does not name"):
+        simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")
+
+
+@dataclasses.dataclass(frozen=True)
+class MyLaw:
+    def draw(self, draw: np.random.Generator, count: int) -> Any:
+        return 1.0 + draw.random(count)
+
+
+@dataclasses.dataclass(frozen=True)
+class MyGuard(Guard):
+    limit = 3
+
+
+def test_fleet_and_guard_are_part_of_a_runs_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def again() -> None:
+        simulate(TASK, FedAvg(Uniform(2)), Drawn(MyLaw()), rounds=1, out=tmp_path / "run", guard=MyGuard())
+
+    again()
+    again()
+    with monkeypatch.context() as patch:
+        patch.setattr(MyLaw, "draw", lambda self, draw, count: 2.0 + draw.random(count))
+        with pytest.raises(InputError, match=r"other code .*MyLaw"):
+            again()
+    with monkeypatch.context() as patch:
+        patch.setattr(MyGuard, "limit", 4)
+        with pytest.raises(InputError, match=r"other code .*MyGuard"):
+            again()
 
 
 @pytest.mark.parametrize(("then", "said"), [(None, "numba none → 0.68"), ("0.60", "numba 0.60 → 0.68")])

@@ -1,11 +1,14 @@
+import dataclasses
 import importlib
 import os
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -111,13 +114,13 @@ PARTS: dict[str, Callable[[ModuleType], object]] = {
     ("part", "old", "new", "piece"),
     [
         ("model", "torch.relu(x)", "torch.tanh(x)", "Base.between"),
-        ("model", "SLOPE = 0.1", "SLOPE = 0.2", "Net.forward"),
-        ("model", '"b": [2, 3]', '"b": [2, 4]', "Net.forward"),
+        ("model", "SLOPE = 0.1", "SLOPE = 0.2", ".SLOPE"),
+        ("model", '"b": [2, 3]', '"b": [2, 4]', ".TABLE"),
         ("model", "width = 4", "width = 5", "Base"),
         ("model", "gain=1.0", "gain=2.0", "model"),
         ("model", "* self.gain", "/ self.gain", "Net.forward"),
         ("loss", "return factor *", "return 5 * factor *", "make_loss.<locals>.loss"),
-        ("loss", "SCALE = 2.0", "SCALE = 3.0", "scaled"),
+        ("loss", "SCALE = 2.0", "SCALE = 3.0", ".SCALE"),
         ("loss", "return x * SCALE", "return x + SCALE", "scaled"),
         ("by_module", "power=2", "power=4", "by_module"),
         ("by_module", "return x * SCALE", "return x + SCALE", "scaled"),
@@ -623,3 +626,96 @@ def test_a_large_model_and_a_large_tensor_take_no_time() -> None:
     began = time.process_time()
     code_of(loss=[lambda o, t, each=each: (big, each) for each in range(20)], held=np.zeros(3))
     assert time.process_time() - began < 4 * once + 0.5
+
+
+MODEL = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+    def forward(self, x):
+        return torch.FUNCTION(self.layer(x))
+"""
+
+
+@pytest.mark.parametrize("names", [{}, {"__name__": "made"}], ids=["nameless", "named"])
+def test_code_that_exec_ran_is_code(names: dict[str, str]) -> None:
+    """Without a `__name__`, `exec` makes classes of the module `builtins`, which passed for installed ones."""
+
+    def digests(function: str) -> dict[str, str]:
+        space = dict(names)
+        exec(MODEL.replace("FUNCTION", function), space)
+        net: Any = space["Net"]
+        return code_of(model=net())
+
+    assert digests("relu") == digests("relu") != digests("tanh")
+
+
+def test_classes_that_types_and_dataclasses_make_are_code() -> None:
+    def made(factor: float) -> list[dict[str, str]]:
+        def call(self: object, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return factor * outputs
+
+        kinds = [
+            types.new_class("Loss", (), {}, lambda space: space.update(__call__=call)),
+            dataclasses.make_dataclass("Loss", [], namespace={"__call__": call}),
+        ]
+        return [code_of(loss=kind()) for kind in kinds]
+
+    for one, same, other in zip(made(1.0), made(1.0), made(2.0), strict=True):
+        assert one == same != other
+
+
+def test_torchscript_is_code(tmp_path: Path) -> None:
+    """It is compiled, and what it was pickled with was nothing."""
+    (tmp_path / "scripted.py").write_text(
+        "import sys, torch\nfrom torch import nn\nfrom hybridfl.provenance import code_of\n"
+        "def loss(outputs, targets):\n    return (outputs - targets).FUNCTION()\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.layer = nn.Linear(2, 1)\n"
+        "    def forward(self, x):\n        return self.layer(x).FUNCTION()\n"
+        "torch.manual_seed(0)\nnet = Net()\n"
+        "parts = [torch.jit.script(net), torch.jit.trace(net, torch.zeros(1, 2))]\n"
+        "print([code_of(model=each) for each in parts], code_of(loss=torch.jit.script(loss)))\n"
+    )
+    text = (tmp_path / "scripted.py").read_text()
+
+    def printed(function: str, moved: str = "") -> str:
+        (tmp_path / "scripted.py").write_text(moved + text.replace("FUNCTION", function))
+        command = [sys.executable, "-W", "ignore", str(tmp_path / "scripted.py")]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    found = printed("abs")
+    assert found == printed("abs", moved="# a remark\n\n")
+    for one, other in zip(found.split("}"), printed("square").split("}"), strict=True):
+        assert one != other or one in ("]", "\n", " ", "] ")
+
+
+def test_a_module_run_by_name_has_its_own_name(tmp_path: Path) -> None:
+    package = tmp_path / "theirs"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "mine.py").write_text(
+        "from hybridfl.provenance import code_of\n"
+        "def loss(outputs, targets):\n    return outputs - targets\n"
+        "def main():\n    print(code_of(loss=loss))\n"
+        "if __name__ == '__main__':\n    main()\n"
+    )
+    commands = [["-m", "theirs.mine"], ["-c", "import theirs.mine; theirs.mine.main()"]]
+    said = [
+        subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+        for command in commands
+    ]
+    assert said[0] == said[1]
+    assert "theirs.mine.loss" in said[0]
+
+
+def test_attributes_of_a_model_that_are_named_like_hooks_count() -> None:
+    def digests(scale: float) -> dict[str, str]:
+        model = nn.Linear(2, 2)
+        model.grad_hooks = [print]  # type: ignore[assignment]
+        model.hooks_scale = scale  # type: ignore[assignment]
+        return code_of(model=model)
+
+    assert digests(1.0) == digests(1.0) != digests(2.0)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
 import platform
+import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cached_property
 from importlib import metadata
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -182,5 +186,40 @@ def _traces(timing: object) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Of what computes."""
-    packages = {name: metadata.version(name) for name in ("hybridfl", "torch", "numpy", "numba") if find_spec(name)}
-    return {"python": platform.python_version(), "platform": platform.platform(), **packages}
+    packages = {name: metadata.version(name) for name in ("torch", "numpy", "numba") if find_spec(name)}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "hybridfl": own_version(Path(__file__).parent),
+        **packages,
+    }
+
+
+SHOWING = (
+    "cli",
+    "paper",
+    "report",
+    "charts",
+    "panels",
+    "plots",
+    "summary",
+    "headline",
+    "tensorboard",
+    "fault_table",
+    "label_",
+)
+"""How modules begin that show results and compute none."""
+
+
+@functools.cache
+def own_version(package: Path) -> str:
+    """hybridfl's version, and of a clone, whose code changes while its version stays, a digest of what computes."""
+    version = metadata.version("hybridfl")
+    if package.is_relative_to(sysconfig.get_paths()["purelib"]):
+        return version
+    digest = hashlib.blake2b(digest_size=6)
+    for file in sorted(package.rglob("*.py")):
+        name = file.relative_to(package).as_posix()
+        if not name.startswith(SHOWING):
+            digest.update(name.encode() + b"\0" + file.read_bytes())
+    return f"{version}+{digest.hexdigest()}"

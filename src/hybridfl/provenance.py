@@ -196,7 +196,12 @@ class _Walk:
         names = _Names.of(function.__code__)
         self._attributes |= names.attributes
         reached = [*_globals(names, function.__globals__), *_imports(names, function.__globals__, self._installed)]
-        texts = sorted(f"{name}={self._text(value)}" for name, value in self._no_modules(reached, names.attributes))
+        texts = []
+        for name, value in sorted(self._no_modules(reached, names.attributes), key=lambda each: each[0]):
+            if callable(value):
+                texts.append(f"{name}={self._text(value)}")
+            else:  # a piece of its own, so that what has changed is named
+                self._add(_name(str(function.__globals__.get("__name__")), name), self._text(value))
         return repr([self._text(function), texts])
 
     def _no_modules(self, reached: Iterable[tuple[str, object]], attributes: set[str]) -> Iterator[tuple[str, object]]:
@@ -306,6 +311,8 @@ class _Walk:
             return f"{self._class(kind)} {self._array(value)}{self._held(_attributes(value))}"
         if issubclass(kind, _WEAK):
             return kind.__qualname__
+        if isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction):
+            return f"{self._class(kind)} {_of_graph(value)}{self._held(_weights_of(value))}"
         if (behind := _behind(value)) is not None:
             return self.value(behind)
         if issubclass(kind, nn.Module):
@@ -508,6 +515,18 @@ def _of_module(module: nn.Module, is_own: bool) -> Iterator[tuple[str, object]]:
                 yield name, list(each.values())
         elif name not in ("_non_persistent_buffers_set", *(["training"] if is_own else []), *_ABOUT_HOOKS):
             yield name, each
+
+
+def _of_graph(compiled: torch.jit.ScriptModule | torch.jit.ScriptFunction) -> str:  # type: ignore[type-arg]
+    """What TorchScript computes, without the lines of the source that it came from."""
+    return _digest(re.sub(r" #.*", "", str(compiled.inlined_graph)))
+
+
+def _weights_of(compiled: object) -> Iterator[tuple[str, object]]:
+    """Of a module; a function of TorchScript has none."""
+    if isinstance(compiled, nn.Module):
+        yield from compiled.named_parameters()
+        yield from compiled.named_buffers()
 
 
 def _ids_of(model: object) -> set[int]:

@@ -183,7 +183,9 @@ def changed_code(folder: Path, config: Config) -> list[str]:
     """
     found = load_config(folder) if (folder / "run.json").exists() else {}
     was, now = found.get("code"), config.get("code", {})
-    if was is None or was == now:
+    if was is None:  # of a version that did not yet write it down; what is under way goes on from its checkpoint
+        return ["code, which it does not name,"] if (folder / FINISHED).exists() else []
+    if was == now:
         return []
     pythons = [str(each.get("versions", {}).get("python", "")).rsplit(".", 1)[0] for each in (found, config)]
     if pythons[0] != pythons[1]:

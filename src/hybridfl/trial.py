@@ -31,7 +31,7 @@ def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
     inputs, targets = samples.take(_tried(samples))
     if _are_labels(loss, targets):
         targets = torch.zeros_like(targets)  # `check_labels` looks at all labels together
-    ours = copy.deepcopy(model)
+    ours, loss = copy.deepcopy(model), _copied(loss)
     names = [name for name, _ in ours.named_parameters()]
     with _fitting(inputs, targets), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come when it is trained
@@ -43,6 +43,17 @@ def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
         for training in (True, False):
             _check_alone(ours.train(training), loss, inputs, targets)
         _check_gradient(ours.train(), loss, inputs, targets)
+
+
+def _copied(loss: Loss) -> Loss:
+    """Threads compute with copies of a loss that is an object; a function is what it is."""
+    try:
+        return copy.deepcopy(loss)
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"The loss cannot be copied, which every thread does: keep no results in it ({reason})"
+        ) from error
 
 
 _TRIED = 4
@@ -62,28 +73,25 @@ def _check_repeats(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor
     """The same answer twice, no draw from a global generator, and nothing kept from one call to the next."""
     tries, kept, buffers = [], [], []
     for _ in range(2):
-        with _global_streams() as moved:
-            scored = _answer(model.eval(), loss, inputs, targets)
-            trained = _losses(model.train(), loss, inputs, targets)
-            tries.append([scored, trained.detach(), _trained_by(trained, model)])
-        for stream in moved():
+        moved = _drawn_from(lambda: tries.append(_once(model, loss, inputs, targets)))
+        for stream in moved:
             raise InputError(
                 f"The model or the loss draws from {stream} (functional dropout, noise, sampling), which no seed of a run "
                 "decides, so the same run would give other numbers each time: set the dropout to 0 and take the noise out."
             )
         kept.append(code_of(model=model, loss=loss))
         buffers.append({name: buffer.clone() for name, buffer in model.named_buffers()})
-    for first, second in zip(*tries, strict=True):
-        if not torch.equal(torch.nan_to_num(first), torch.nan_to_num(second)):
-            raise InputError(
-                "The model or the loss gave two answers for the same weights and samples, so the same run would give other "
-                "numbers each time: take out whatever is random, or counts how often it was called."
-            )
     for name, after in buffers[1].items():
         if name not in buffers[0] or not torch.equal(buffers[0][name], after):
             raise InputError(
                 f"The model's forward changes its buffer '{name}', which belongs to no device: keep such statistics out "
                 "of the model."
+            )
+    for first, second in zip(*tries[-2:], strict=True):
+        if not torch.equal(torch.nan_to_num(first), torch.nan_to_num(second)):
+            raise InputError(
+                "The model or the loss gave two answers for the same weights and samples, so the same run would give other "
+                "numbers each time: take out whatever is random, or counts how often it was called."
             )
     changed = [name for name in kept[1] if kept[0].get(name) != kept[1][name]]
     if changed:
@@ -92,6 +100,23 @@ def _check_repeats(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor
             f"Every call of the model or the loss changes a value that it holds or reaches ({names}): a generator of its own, "
             "a counter or running statistics, which belong to no device and make other numbers each time. Take it out."
         )
+
+
+def _once(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    """What comes of scoring and of training."""
+    scored = _answer(model.eval(), loss, inputs, targets)
+    trained = _losses(model.train(), loss, inputs, targets)
+    return [scored, trained.detach(), _trained_by(trained, model)]
+
+
+def _drawn_from(attempt: Callable[[], None]) -> list[str]:
+    """The global streams that every one of three attempts draws from: once, another thread may have drawn."""
+    for _ in range(3):
+        with _global_streams() as moved:
+            attempt()
+        if not moved():
+            break
+    return moved()
 
 
 _ROUNDING = 1e-3
@@ -276,11 +301,12 @@ def check_trainable(model: nn.Module) -> None:
             raise InputError(f"Layer '{name}' is an embedding with sparse gradients: give it sparse=False.")
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
             raise InputError(
-                f"Layer '{name}' is {type(layer).__name__}: its running statistics belong to no device. "
+                f"Layer '{name}' is {type(layer).__name__}: its statistics over batches belong to no device. "
                 "Use GroupNorm or LayerNorm."
             )
+        is_torchs = type(layer).__module__.startswith("torch.")  # a layer of the user's is tried
         drops = layer.p if isinstance(layer, nn.modules.dropout._DropoutNd) else getattr(layer, "dropout", 0.0)
-        if isinstance(drops, float) and drops > 0:
+        if is_torchs and isinstance(drops, float) and drops > 0:
             raise InputError(
                 f"Layer '{name}' is {type(layer).__name__}: its dropout is not keyed, so runs would not repeat. Set it to 0."
             )
@@ -340,8 +366,6 @@ def _global_streams() -> Iterator[Callable[[], list[str]]]:
         random.setstate(pythons)
 
 
-def _is_equal_state(one: object, other: object) -> bool:
-    return repr(one) == repr(other) and all(
-        np.array_equal(a, b)
-        for a, b in zip(one, other, strict=True)  # type: ignore[call-overload]
-    )
+def _is_equal_state(one: Any, other: Any) -> bool:
+    """Of NumPy's generator: its kind, 624 numbers, and what else it keeps."""
+    return one[0] == other[0] and np.array_equal(one[1], other[1]) and one[2:] == other[2:]
