@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.conditions import Conditions, FleetTiming, conditions_of
+from hybridfl.contract import begun
 from hybridfl.engines import check_task
 from hybridfl.errors import InputError, require_positive, require_seed, require_whole
 from hybridfl.evaluation import Scores
@@ -82,7 +83,7 @@ class Run:
         try:
             with watched_closely("An algorithm or a fleet"):
                 stage = Stage.of(self)
-                stage.algorithm.init(stage.task.first_weights, stage.fleet)
+                begun(stage.algorithm, stage.task.first_weights.clone(), stage.fleet)  # who writes into it has a copy
         except InputError as error:
             raise InputError(f"{self.name}, seed {self.seed}: {error}") from None
         return stage
