@@ -103,6 +103,7 @@ class Conditions:
         require_share("interrupted", self.interrupted)
         if self.seed is not None:
             require_seed(self.seed)
+            object.__setattr__(self, "seed", int(self.seed))  # NumPy's is the same fleet
         if self.lost == 1.0:
             raise InputError("lost=1.0: with every job lost, nothing is ever learned. Give a smaller share.")
         if not LEAST_NOTICE <= self.notice < math.inf:

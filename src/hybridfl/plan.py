@@ -69,6 +69,7 @@ class Run:
         if self.guard is not None and isinstance(self.algorithm, Guarded):
             raise InputError("The algorithm has its guard already: give the run guard=None, or the algorithm without.")
         require_seed(self.seed)
+        object.__setattr__(self, "seed", int(self.seed))  # NumPy's is the same run
         if self.rounds is not None:
             require_whole("rounds", self.rounds)
         for name in ("seconds", "evaluate_every"):
