@@ -67,14 +67,22 @@ def test_the_vocabulary_imports_nothing_of_ours(name: str) -> None:
     assert ours(name) == set()
 
 
-@pytest.mark.parametrize("name", ["vectors", "randomness"])
-def test_vectors_and_randomness_import_the_vocabulary_only(name: str) -> None:
+@pytest.mark.parametrize("name", ["vectors", "randomness", "contract"])
+def test_what_algorithms_are_made_with_imports_the_vocabulary_only(name: str) -> None:
     assert ours(name) <= {"protocol", "errors"}
 
 
 @pytest.mark.parametrize("name", modules_in("algorithms"))
 def test_algorithms_import_the_vocabulary_and_each_other_only(name: str) -> None:
-    assert ours(name) <= {"protocol", "vectors", "randomness", "errors", "wording", *modules_in("algorithms")}
+    assert ours(name) <= {
+        "protocol",
+        "vectors",
+        "randomness",
+        "contract",
+        "errors",
+        "wording",
+        *modules_in("algorithms"),
+    }
 
 
 @pytest.mark.parametrize("name", modules_in("algorithms"))

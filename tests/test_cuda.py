@@ -44,6 +44,9 @@ DRAW = np.random.default_rng(0)
 def test_without_a_gpu_asking_for_it_is_an_error_that_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert device_named("auto") == CPU
+    assert device_named(torch.device("cpu")) == CPU
+    with pytest.raises(InputError, match="Unknown device 'meta': give auto, cpu or cuda"):
+        device_named(torch.device("meta"))
     with pytest.raises(InputError, match="sees no GPU here for 'cuda': choose cpu or auto"):
         device_named("cuda")
     with pytest.raises(InputError, match="Unknown device 'tpu': give auto, cpu or cuda"):

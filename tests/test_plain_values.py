@@ -37,8 +37,10 @@ from hybridfl import (
     Shards,
     Synthetic,
     SyntheticCrowd,
+    Task,
     Uniform,
     Zipf,
+    execute,
     load,
     load_all,
     phones,
@@ -212,3 +214,42 @@ def test_a_path_may_be_a_text_and_a_text_a_path(tmp_path: Path) -> None:
 def test_an_everyone_is_still_everyone() -> None:
     assert FedAvg(Everyone()).participants == Everyone()
     assert isinstance(Samples.from_devices([(torch.zeros(2, 1), torch.zeros(2))]), Samples)
+
+
+def test_a_seed_of_numpys_is_the_same_run(tmp_path: Path) -> None:
+    """As in `for seed in np.arange(3)`."""
+    kept = []
+    for kind in (int, np.int64, np.int32, np.uint64):
+        seed: Any = kind(1)
+        torch.manual_seed(0)
+        task = Task.from_devices(Synthetic().build(4, seed).train, torch.nn.Linear(60, 10), seed=seed)
+        records = simulate(task, HFL(), "phones", rounds=2, seed=seed, out=tmp_path / kind.__name__).records
+        files = {path.name: path.read_bytes() for path in (tmp_path / kind.__name__).glob("*.json*")}
+        del files["finished.json"]  # has how long it took
+        kept.append((repr(records), files, repr(Conditions(seed=seed))))
+    assert kept[0] == kept[1] == kept[2] == kept[3]
+    seeds: Any = np.arange(2)
+    runs = Comparison(Synthetic(), {"HFL": HFL()}, devices=4, seeds=seeds, rounds=2).runs()
+    assert [(type(one.seed), one.seed) for one in runs] == [(int, 0), (int, 1)]
+
+
+@pytest.mark.parametrize("seed", [np.int64(-1), np.float64(1), np.array([1])])
+def test_what_is_no_seed_is_refused_of_numpys_too(seed: Any) -> None:
+    with pytest.raises(InputError, match="is no seed"):
+        simulate(TASK, HFL(), PaperDelays(), rounds=1, seed=seed)
+
+
+def test_a_device_may_be_pytorchs(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    text, own = (simulate(TASK, HFL(), PaperDelays(), rounds=2, device=device).records for device in ("cpu", cpu))
+    assert list(own) == list(text)
+    assert list(execute(Run(TASK, HFL(), PaperDelays(), rounds=2), cpu))[-1].record == text[-1]
+    assert simulate(TASK, HFL(), PaperDelays(), rounds=2, device=cpu, out=tmp_path).records[-1] == text[-1]
+    with pytest.raises(InputError, match="Unknown device 'meta': give auto, cpu or cuda"):
+        simulate(TASK, HFL(), PaperDelays(), rounds=2, device=torch.device("meta"))
+
+
+@pytest.mark.parametrize("share", [1, 1.0, np.float64(1)])
+def test_a_task_keeps_something_to_train_on(share: Any) -> None:
+    with pytest.raises(InputError, match=r"test_share=1.* leaves nothing to train on: give a number below 1"):
+        Task.from_devices(TASK.train, torch.nn.Linear(60, 10), test_share=share)

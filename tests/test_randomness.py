@@ -1,4 +1,7 @@
+from typing import Any
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -92,3 +95,8 @@ def test_every_number_is_equally_likely_in_every_place() -> None:
     orders = shuffled(keys, np.full(repeats, size)).reshape(repeats, size)
     counts = np.stack([np.bincount(orders[:, place], minlength=size) for place in range(size)])
     assert ((counts - 100) ** 2 / 100).sum() < 1698  # χ² with 39² = 1521 degrees of freedom: 99.9 % are below
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8, np.uint64])
+def test_numpys_numbers_make_the_same_key(kind: Any) -> None:
+    assert key(kind(7), "batches", kind(1), kind(2)) == key(7, "batches", 1, 2)

@@ -1,8 +1,12 @@
 import dataclasses
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,6 +48,8 @@ def test_a_job_takes_its_time_from_when_it_was_sent() -> None:
     transport = simulation(3.0, 1.0)
     transport.send(Outbox((sent(0), sent(1))))
     transport.receive()
+    transport.send(Outbox(wake_at=1.5))
+    transport.receive()
     transport.send(Outbox((sent(1, sent_at=1.5),)))
     assert arrived(transport.receive()) == (2.5, [1])
     assert arrived(transport.receive()) == (3.0, [0])
@@ -65,7 +71,9 @@ def test_what_arrives_at_one_instant_is_one_inbox_by_device() -> None:
 
 def test_instants_that_differ_by_rounding_only_are_one() -> None:
     transport = simulation(0.2, 0.3)
-    transport.send(Outbox((sent(1, sent_at=0.0), sent(0, sent_at=0.1))))
+    transport.send(Outbox((sent(1, sent_at=0.0),), wake_at=0.1))
+    transport.receive()
+    transport.send(Outbox((sent(0, sent_at=0.1),)))
     assert 0.1 + 0.2 != 0.3
     assert arrived(transport.receive()) == (0.3, [0, 1])
 
@@ -125,19 +133,58 @@ def test_only_the_latest_wake_up_counts(later: float | None, expected: float) ->
     assert transport.receive().now == expected
 
 
-def test_time_does_not_run_backwards_for_a_wake_up_in_the_past() -> None:
+@pytest.mark.parametrize("at", [1.0, 2.0, math.nan, "3"])
+def test_a_wake_up_that_is_not_to_come_is_refused(at: Any) -> None:
+    """It would be followed by the next in the same instant, for ever."""
     transport = simulation(2.0, 5.0)
     transport.send(Outbox((sent(0), sent(1))))
     transport.receive()
-    transport.send(Outbox(wake_at=1.0))
-    assert arrived(transport.receive()) == (2.0, [])
+    with pytest.raises(
+        InputError, match=rf"woken at {at} s, but it is 2\.0 s now: give a wake_at that is later, or None"
+    ):
+        transport.send(Outbox(wake_at=at))
+
+
+@pytest.mark.parametrize("device", [-1, 2, 0.0, None, "0"])
+def test_a_job_for_a_device_that_is_not_there_is_refused(device: Any) -> None:
+    with pytest.raises(InputError, match=rf"sent device {device!r} a job, but the fleet has 0 to 1: .* are free"):
+        simulation(1.0, 1.0).send(Outbox((sent(device),)))
+
+
+def test_a_devices_number_may_be_numpys() -> None:
+    transport = simulation(1.0, 1.0)
+    transport.send(Outbox((sent(np.int64(1)),)))  # type: ignore[arg-type]
+    assert arrived(transport.receive()) == (1.0, [1])
+
+
+@pytest.mark.parametrize("sent_at", [0.0, 3.0, 2.0 + 1e-6, math.nan, None])
+def test_a_job_that_is_not_sent_now_is_refused(sent_at: Any) -> None:
+    """One sent in the past may arrive before now, again and again."""
+    transport = simulation(2.0, 9.0)
+    transport.send(Outbox((sent(0), sent(1))))
+    transport.receive()
+    with pytest.raises(InputError, match=rf"sent device 0 a job at {sent_at} s, but it is 2\.0 s now: give it sent_at"):
+        transport.send(Outbox((sent(0, sent_at),)))
+
+
+def test_now_is_to_the_nanosecond() -> None:
+    transport = simulation(0.3)
+    transport.send(Outbox((sent(0),)))
+    assert transport.receive().now != 0.1 + 0.2
+    transport.send(Outbox((sent(0, 0.1 + 0.2),)))
+    assert arrived(transport.receive()) == (0.6, [0])
 
 
 def test_a_second_job_to_a_busy_device_is_refused() -> None:
     transport = simulation(1.0)
     transport.send(Outbox((sent(0, version=7),)))
-    with pytest.raises(RuntimeError, match="Device 0 is busy with version 7"):
+    with pytest.raises(InputError, match=r"Device 0 is busy with version 7: an algorithm may send .* that are free"):
         transport.send(Outbox((sent(0, version=8),)))
+
+
+def test_two_jobs_to_one_device_at_once_are_refused() -> None:
+    with pytest.raises(InputError, match="Device 0 is busy with version 7"):
+        simulation(1.0).send(Outbox((sent(0, version=7), sent(0, version=8))))
 
 
 def test_a_device_that_answered_is_no_longer_busy() -> None:
@@ -286,8 +333,84 @@ def test_every_job_arrives_once_and_in_time(seconds: list[float], resent: int) -
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, 1e-12])
 def test_a_job_that_takes_no_time_is_an_error_that_names_device_and_value(seconds: float) -> None:
     """A clock that stands still would let a run make versions for ever."""
+    transport = simulation(1.0, seconds)
+    transport.send(Outbox(wake_at=5.0))
+    transport.receive()
     with pytest.raises(InputError, match=f"Device 1 would answer the job it is sent at 5 s after {seconds} s"):
-        simulation(1.0, seconds).send(Outbox((sent(0, 5.0), sent(1, 5.0))))
+        transport.send(Outbox((sent(0, 5.0), sent(1, 5.0))))
+
+
+@pytest.mark.parametrize("seconds", [None, "1", [1.0, 2.0]])
+def test_a_time_that_is_no_number_is_an_error_that_names_device_and_value(seconds: Any) -> None:
+    message = f"Device 1 would answer the job it is sent at 0 s after {seconds} s"
+    with pytest.raises(InputError, match=re.escape(message)):
+        simulation(1.0, seconds).send(Outbox((sent(0), sent(1))))
+    with pytest.raises(InputError, match=re.escape(message)):
+        simulation(1.0, Loss(seconds, "gone")).send(Outbox((sent(0), sent(1))))  # type: ignore[arg-type]
+
+
+def test_a_time_may_be_the_only_number_in_an_array() -> None:
+    transport = simulation(np.float32(1.5), np.array(2.0))  # type: ignore[arg-type]
+    transport.send(Outbox((sent(0), sent(1))))
+    assert [arrived(transport.receive()) for _ in range(2)] == [(1.5, [0]), (2.0, [1])]
+
+
+def shared(*devices: int) -> tuple[Outbox, torch.Tensor]:
+    """Jobs that share their weights, and those."""
+    weights = torch.zeros(1)
+    return Outbox(tuple(dataclasses.replace(sent(device), weights=weights) for device in devices)), weights
+
+
+WROTE = r"An algorithm wrote into the weights it had sent device 1 as version 0, .*: make a new tensor"
+
+
+def test_weights_that_were_written_to_before_they_were_trained_are_refused() -> None:
+    transport = simulation(1.0, 2.0)
+    outbox, weights = shared(1)
+    transport.send(Outbox((sent(0), *outbox.jobs)))
+    weights += 1
+    with pytest.raises(InputError, match=WROTE):
+        transport.receive()
+
+
+def test_weights_that_were_written_to_after_they_were_trained_are_refused() -> None:
+    """What a device has learned is told by the difference to what it was sent."""
+    transport = simulation(1.0, 2.0)
+    outbox, weights = shared(0, 1)
+    transport.send(outbox)
+    transport.receive()
+    weights += 1
+    transport.send(Outbox())
+    with pytest.raises(InputError, match=WROTE):
+        transport.receive()
+
+
+def test_weights_that_were_written_to_are_not_saved() -> None:
+    transport = simulation(1.0, 2.0)
+    outbox, weights = shared(1)
+    transport.send(outbox)
+    assert Simulation(transport.fleet, lambda jobs: [], lambda job: 1.0, traffic=transport.traffic).traffic.in_flight
+    weights += 1
+    with pytest.raises(InputError, match=WROTE):
+        _ = transport.traffic
+
+
+def test_a_control_that_was_written_to_is_refused() -> None:
+    transport, drift = simulation(1.0, 2.0), torch.zeros(1)
+    transport.send(Outbox((dataclasses.replace(sent(1), drift=drift),)))
+    drift += 1
+    with pytest.raises(InputError, match=WROTE):
+        transport.receive()
+
+
+def test_weights_that_nobody_works_on_may_be_written_to() -> None:
+    transport = simulation(1.0, 1.0)
+    outbox, weights = shared(0, 1)
+    transport.send(outbox)
+    transport.receive()
+    weights += 1
+    transport.send(Outbox(tuple(dataclasses.replace(job, sent_at=1.0) for job in outbox.jobs)))
+    assert arrived(transport.receive()) == (2.0, [0, 1])
 
 
 def test_a_loss_that_is_known_at_once_is_an_error() -> None:

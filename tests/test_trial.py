@@ -339,10 +339,11 @@ def test_data_that_were_written_to_make_another_task(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class InPlace:
-    """An algorithm that writes into its weights."""
+    """An algorithm that writes into its weights, but not into those it has sent."""
 
     def init(self, weights: Tensor, fleet: Fleet) -> Any:
-        return ALGORITHM.init(weights.clone(), fleet)
+        state, outbox = ALGORITHM.init(weights, fleet)
+        return replace(state, weights=weights.clone()), outbox
 
     def step(self, state: Any, inbox: Inbox) -> Any:
         after, outbox = ALGORITHM.step(state, inbox)

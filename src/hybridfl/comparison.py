@@ -38,7 +38,7 @@ class Comparison:
     def __post_init__(self) -> None:
         if not self.algorithms:
             raise InputError("There is nothing to compare: name at least one algorithm.")
-        if not self.seeds:
+        if len(self.seeds) == 0:  # an array has no truth of its own
             raise InputError("There is nothing to run: ask for at least one seed.")
         require_whole("devices", self.devices)
 

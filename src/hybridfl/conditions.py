@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hybridfl.attacks import Hostile
 from hybridfl.availability import AlwaysOn, Availability, Calendar, finish, next_on
-from hybridfl.errors import InputError, require_positive, require_seed, require_share
+from hybridfl.errors import InputError, is_single_number, require_positive, require_seed, require_share
 from hybridfl.laws import Law, drawn
 from hybridfl.protocol import Job, Loss, Update
 from hybridfl.randomness import generator, key
@@ -103,6 +103,7 @@ class Conditions:
         require_share("interrupted", self.interrupted)
         if self.seed is not None:
             require_seed(self.seed)
+            object.__setattr__(self, "seed", int(self.seed))  # NumPy's is the same fleet
         if self.lost == 1.0:
             raise InputError("lost=1.0: with every job lost, nothing is ever learned. Give a smaller share.")
         if not LEAST_NOTICE <= self.notice < math.inf:
@@ -215,6 +216,11 @@ class FleetTiming:
 
     def _seconds_of_work(self, job: Job) -> float:
         seconds = self.paces(job)
+        if not is_single_number(seconds):
+            raise InputError(
+                f"{self._conditions.pace!r} gives device {job.device} {seconds!r} seconds for a job, which is no number: give "
+                "one above 0."
+            )
         if self._conditions.jitter is not None:
             draw = generator(self._roster.seed, "jitter", *_ids(job))
             seconds *= float(drawn(self._conditions.jitter, draw, [job.device])[0])

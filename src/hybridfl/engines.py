@@ -25,8 +25,10 @@ log = logging.getLogger("hybridfl")
 CPU = torch.device("cpu")
 
 
-def device_named(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
+def device_named(name: str | torch.device) -> torch.device:
+    """`auto` is the GPU where there is one; PyTorch's own device is taken by its name."""
+    if isinstance(name, torch.device):
+        name = str(name)
     if name == "auto":
         return torch.device("cuda") if torch.cuda.is_available() else CPU
     if name not in ("cpu", "cuda"):

@@ -76,6 +76,14 @@ def require_whole(name: str, value: Any, least: int = 1) -> None:
     _check_size(name, value)
 
 
+def is_single_number(value: Any) -> bool:
+    """Whether arithmetic takes it for a number: Python's, NumPy's, or the only one in an array or a tensor."""
+    try:
+        return not isinstance(value, str | bytes) and isinstance(float(value), float)
+    except (TypeError, ValueError):
+        return False
+
+
 def _is_number(value: object) -> bool:
     """NumPy's numbers are numbers too; True and False are not."""
     return isinstance(value, Real) and not isinstance(value, bool)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from hybridfl.algorithms.guard import Guard
@@ -65,7 +66,7 @@ class Result:
     """A copy of the task's model with the last weights, in eval mode."""
 
 
-def execute(plan: Run, device: str = "auto") -> Iterator[Snapshot]:
+def execute(plan: Run, device: str | torch.device = "auto") -> Iterator[Snapshot]:
     """Play a run in virtual time: a snapshot at the start and at every evaluation.
 
     `break` ends it; `plan.task.model_with(snapshot.weights)` is the model as it was then.
@@ -75,7 +76,7 @@ def execute(plan: Run, device: str = "auto") -> Iterator[Snapshot]:
             yield event
 
 
-def _played(plan: Run, device: str) -> Iterator[Event]:
+def _played(plan: Run, device: str | torch.device) -> Iterator[Event]:
     """All that comes of a run; what a reader of its numbers should know is a warning."""
     place = device_named(device)
     warn_if_slow(plan.task, place)
@@ -117,7 +118,7 @@ def simulate(
     seed: int = 0,
     out: str | Path | None = None,
     label: str = "",
-    device: str = "auto",
+    device: str | torch.device = "auto",
     guard: Guard | str | None = None,
     checkpoint_every: int | None = None,
     fresh: bool = False,
@@ -152,7 +153,7 @@ def simulate(
     return Result(saved.records, saved.arrivals, saved.devices, files.read_model(task.first_model))
 
 
-def _in_memory(plan: Run, device: str) -> Result:
+def _in_memory(plan: Run, device: str | torch.device) -> Result:
     records: list[Record] = []
     arrivals: list[Arrival] = []
     for event in _played(plan, device):
@@ -167,7 +168,7 @@ def _in_memory(plan: Run, device: str) -> Result:
 def save_all(
     plans: Sequence[Run],
     folders: Sequence[str | Path],
-    device: str = "auto",
+    device: str | torch.device = "auto",
     ray: str | None = None,
     checkpoint_every: int | None = None,
     fresh: bool = False,
@@ -246,7 +247,9 @@ def _warn_of_standstill(plan: Run, said: Snapshot) -> None:
             log.warning("%s, seed %d: no version was made: %s", plan.name, plan.seed, reason)
 
 
-def _on_ray(plans: Sequence[Run], device: str, address: str, saves: Saves) -> Iterator[tuple[Run, Event]]:
+def _on_ray(
+    plans: Sequence[Run], device: str | torch.device, address: str, saves: Saves
+) -> Iterator[tuple[Run, Event]]:
     """Whole runs where there is one for every worker, else their jobs."""
     from hybridfl.ray_cluster import Cluster, RayTrainer, execute_on_cluster
 

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.algorithms.ssgd import SSGD
 from hybridfl.conditions import Conditions, FleetTiming, conditions_of
+from hybridfl.contract import begun
 from hybridfl.engines import check_task
 from hybridfl.errors import InputError, require_positive, require_seed, require_whole
 from hybridfl.evaluation import Scores
@@ -72,6 +73,7 @@ class Run:
         if self.guard is not None and isinstance(self.algorithm, Guarded):
             raise InputError("The algorithm has its guard already: give the run guard=None, or the algorithm without.")
         require_seed(self.seed)
+        object.__setattr__(self, "seed", int(self.seed))  # NumPy's is the same run
         if self.rounds is not None:
             require_whole("rounds", self.rounds)
         for name in ("seconds", "evaluate_every"):
@@ -86,7 +88,7 @@ class Run:
         try:
             with watched_closely("An algorithm or a fleet"):
                 stage = Stage.of(self)
-                stage.algorithm.init(stage.task.first_weights, stage.fleet)
+                begun(stage.algorithm, stage.task.first_weights.clone(), stage.fleet)  # who writes into it has a copy
         except InputError as error:
             raise InputError(f"{self.name}, seed {self.seed}: {error}") from None
         return stage

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hybridfl.contract import begun, stepped
 from hybridfl.errors import InputError, require_whole
 from hybridfl.plan import Run, Stage
 from hybridfl.protocol import Job, State, Update, Vector
@@ -87,7 +88,7 @@ def play(
     simulation = Simulation(stage.fleet, _nobody, timing, timing.comes_online, timing.answer, traffic)
     if savepoint is None:
         weights = stage.task.first_weights.to(device, non_blocking=True, copy=True)
-        state, outbox = algorithm.init(weights, stage.fleet)
+        state, outbox = begun(algorithm, weights, stage.fleet)
         tally = Tally(bytes_a_model=weights.numel() * weights.element_size(), sent=models_in(outbox.jobs))
         due = 0.0
         yield tally.draft(0, 0.0, weights)
@@ -96,6 +97,7 @@ def play(
         state, tally, due = savepoint.state, savepoint.tally.copied(), savepoint.due
 
     on_cpu = device.type == "cpu"  # a GPU would have to be waited for: there, a record's scores tell
+    merged_before, weights_before = tally.merged, state.weights  # when this version was made
     is_due, every = often.clock(state.version), plan.seconds_between_records
     while True:
         try:
@@ -116,11 +118,14 @@ def play(
             simulation.trained(updates)
         inbox = simulation.receive()
         before = state.version
-        state, outbox = algorithm.step(state, inbox)
+        state, outbox = stepped(algorithm, state, inbox)
         tally.count(Moment(inbox, state, outbox))
+        is_new = state.version > before
+        if is_new:
+            merged_before, weights_before = tally.merged, state.weights
         if plan.seconds is None:
             tally.check_progress()
-        is_new = state.version > before
+            tally.check_versions(merged_before, len(state.fleet), state.weights is not weights_before)
         if is_new and on_cpu and not is_finite(state.weights):
             yield tally.draft(state.version, inbox.now, state.weights)
             yield Ended(state.weights)

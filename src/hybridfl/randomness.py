@@ -22,7 +22,7 @@ def key(seed: int, purpose: str, *ids: int) -> int:
     """A 64-bit key for one purpose: a chain of SplitMix64 over the seed, the purpose's name and the ids."""
     state = _of_purpose(purpose)
     for number in (seed, *ids):
-        state = _splitmix64((state ^ (number & _MASK64)) & _MASK64)
+        state = _splitmix64((state ^ (int(number) & _MASK64)) & _MASK64)
     return state
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic
 
+from hybridfl.contract import stepped
 from hybridfl.protocol import Algorithm, Inbox, Outbox, S, Transport
 
 
@@ -27,5 +28,5 @@ def run(algorithm: Algorithm[S], transport: Transport, state: S, outbox: Outbox)
     while True:
         transport.send(outbox)
         inbox = transport.receive()
-        state, outbox = algorithm.step(state, inbox)
+        state, outbox = stepped(algorithm, state, inbox)
         yield Moment(inbox, state, outbox)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from hybridfl.errors import InputError
+import numpy as np
+
+from hybridfl.errors import InputError, is_single_number
 from hybridfl.protocol import Fleet, Inbox, Job, Loss, Lost, Outbox, Timing, Trainer, Update
+from hybridfl.vectors import times_written
 
 
 class NobodyLeft(RuntimeError):  # noqa: N818 - whoever catches it reads what happened
@@ -60,6 +63,9 @@ class Simulation:
     All that arrives at the same instant (to a nanosecond) is one inbox, ordered by device. With nothing in flight and no
     wake-up, the clock jumps to when somebody `comes_online`.
 
+    What an algorithm asks for that would hang or falsify a run is an `InputError`: a job for a device that is not there or
+    not free, or not sent now; a wake-up that is not to come; writing into weights that devices still go by.
+
     `answer` is what a device makes of what it trained, for devices that are not honest. Whoever trains the jobs of several
     simulations together calls `jump` and `trained` before `receive`, which otherwise does both by itself.
     """
@@ -80,6 +86,8 @@ class Simulation:
         self._answer = answer
         self._traffic = Traffic() if traffic is None else traffic.copied()
         self._arriving: list[int] | None = None
+        self._written = {device: _times_written(job) for device, job in self._traffic.in_flight.items()}
+        """How often each job's tensors had been written to when it was sent."""
 
     @property
     def now(self) -> float:
@@ -88,6 +96,7 @@ class Simulation:
     @property
     def traffic(self) -> Traffic:
         """A copy of all that is on its way; to be taken after `send`."""
+        self._check_unwritten(self._traffic.in_flight)
         return self._traffic.copied()
 
     @property
@@ -99,10 +108,9 @@ class Simulation:
     def send(self, outbox: Outbox) -> None:
         traffic = self._traffic
         for job in outbox.jobs:
-            if job.device in traffic.in_flight:
-                busy_with = traffic.in_flight[job.device].version
-                raise RuntimeError(f"Device {job.device} is busy with version {busy_with}.")
+            self._check_job(job)
             traffic.in_flight[job.device] = job
+            self._written[job.device] = _times_written(job)
             trip = self._timing(job)
             _check_seconds(job, trip)
             if isinstance(trip, Loss):
@@ -112,6 +120,8 @@ class Simulation:
                 traffic.untrained.add(job.device)
             if math.isfinite(trip):
                 heapq.heappush(traffic.events, (_instant(job.sent_at + trip), job.device))
+        if outbox.wake_at is not None:
+            _check_wake_up(outbox.wake_at, traffic.now)
         traffic.wake_at = outbox.wake_at
 
     def jump(self, barred: frozenset[int] = frozenset()) -> tuple[Job, ...]:
@@ -135,6 +145,7 @@ class Simulation:
         self._arriving.sort()
         if traffic.untrained.isdisjoint(self._arriving):
             return ()
+        self._check_unwritten(traffic.untrained)
         return tuple(traffic.in_flight[device] for device in sorted(traffic.untrained))
 
     def trained(self, updates: Sequence[Update]) -> None:
@@ -150,6 +161,7 @@ class Simulation:
                 self.trained(self._trainer(jobs))
         devices, self._arriving = self._arriving or [], None
         traffic = self._traffic
+        self._check_unwritten(devices)
         jobs_back = [traffic.in_flight.pop(device) for device in devices]
         return Inbox(
             traffic.now,
@@ -157,11 +169,51 @@ class Simulation:
             lost=tuple(Lost(job, traffic.losses.pop(job.device)) for job in jobs_back if job.device in traffic.losses),
         )
 
+    def _check_job(self, job: Job) -> None:
+        device, now = job.device, self.now
+        if not isinstance(device, int | np.integer) or not 0 <= device < len(self.fleet):
+            raise InputError(
+                f"An algorithm sent device {device!r} a job, but the fleet has 0 to {len(self.fleet) - 1}: {ONLY_FREE}."
+            )
+        if device in self._traffic.in_flight:
+            busy_with = self._traffic.in_flight[device].version
+            raise InputError(f"Device {device} is busy with version {busy_with}: {ONLY_FREE}, each one at a time.")
+        if job.sent_at != now and not (is_single_number(job.sent_at) and _instant(job.sent_at) == _instant(now)):
+            raise InputError(
+                f"An algorithm sent device {device} a job at {job.sent_at} s, but it is {now} s now: give it "
+                "sent_at=inbox.now, or 0.0 in `init`."
+            )
+
+    def _check_unwritten(self, devices: Iterable[int]) -> None:
+        """A tensor counts how often it is written to, so no number of it has to be read, nor a GPU waited for."""
+        for device in devices:
+            job = self._traffic.in_flight[device]
+            if _times_written(job) != self._written[device]:
+                raise InputError(
+                    f"An algorithm wrote into the weights it had sent device {device} as version {job.version}, before that "
+                    "job had ended: make a new tensor, `weights = weights + step` in place of `weights += step`."
+                )
+
+
+ONLY_FREE = "an algorithm may send a job only to devices that are free"
+
+
+def _times_written(job: Job) -> int:
+    return times_written(job.weights) + (0 if job.drift is None else times_written(job.drift))
+
+
+def _check_wake_up(at: float, now: float) -> None:
+    """Woken in the past, an algorithm would ask again for ever; a rounding error ahead of now, it would not."""
+    if not is_single_number(at) or not at > now:
+        raise InputError(
+            f"An algorithm asked to be woken at {at} s, but it is {now} s now: give a wake_at that is later, or None."
+        )
+
 
 def _check_seconds(job: Job, trip: float | Loss) -> None:
     """A job that took no time would be followed by the next one in the same instant, and the clock would stand still."""
     seconds = trip.seconds if isinstance(trip, Loss) else trip
-    if not _instant(job.sent_at + seconds) > _instant(job.sent_at):
+    if not is_single_number(seconds) or not _instant(job.sent_at + seconds) > _instant(job.sent_at):
         raise InputError(
             f"Device {job.device} would answer the job it is sent at {job.sent_at:g} s after {seconds} s: the fleet's timing "
             "must give every job a time above 0, at least a nanosecond."

@@ -15,6 +15,12 @@ from hybridfl.protocol import Job, Vector
 from hybridfl.records import Arrival, Record
 from hybridfl.run import Moment
 
+MOST_IN_ONE_VERSION, A_DEVICE = 10_000, 100
+"""So many merged updates, or so many a device, into weights that are others but still of the same version, and a run is given
+up: whoever moves on with every update or every round says so far earlier. A buffer (FedBuff's) may wait for any number of
+updates, since the weights stay the very same tensor until it is full."""
+MOST_WITHOUT_WEIGHTS = 1_000_000
+"""So many where the weights stay the same tensor: no buffer of vectors is that long."""
 MOST_IN_VAIN = 1000
 """So many instants at which jobs ended, and all in vain, and a run is given up: it would never make another version."""
 
@@ -113,6 +119,18 @@ class Tally:
             raise InputError(
                 f"{self.in_vain} times in a row all that came was in vain, the last time as '{reason}', so no version will "
                 "ever be made: give devices more time, or fewer faults, or end the run after so many seconds."
+            )
+
+    def check_versions(self, merged_before: int, devices: int, has_moved: bool) -> None:
+        """Raise `InputError` if very much has been merged since the last version, when `merged_before` had been.
+
+        `has_moved`: whether the weights are another tensor since. A run that ends with a version would never end.
+        """
+        merged = self.merged - merged_before
+        if merged > max(MOST_IN_ONE_VERSION if has_moved else MOST_WITHOUT_WEIGHTS, A_DEVICE * devices):
+            raise InputError(
+                f"{merged} updates were merged and no version was made of them, so the run would never end: an algorithm "
+                "raises its state's version by 1 with each new model. Or end the run after so many seconds."
             )
 
     def draft(self, version: int, seconds: float, weights: Vector) -> Draft:

@@ -1,5 +1,11 @@
+from collections.abc import Callable
+from typing import Any, cast
+
 import numpy as np
 import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 from torch.testing import assert_close
 
 from fakes import answer, arrivals, fleet_of, job, vector
@@ -11,7 +17,8 @@ from hybridfl.algorithms.local_work import FullWork
 from hybridfl.algorithms.memory import Memory
 from hybridfl.algorithms.sampling import Everyone
 from hybridfl.algorithms.stragglers import KnownShare
-from hybridfl.algorithms.weighting import ByData, ByDevice
+from hybridfl.algorithms.weighting import ByData, ByDevice, shares_by
+from hybridfl.errors import InputError
 from hybridfl.experiment import simulate
 from hybridfl.tasks import Synthetic
 from hybridfl.timing import PaperDelays
@@ -69,3 +76,46 @@ def test_by_device_the_accuracy_by_device_is_higher(make: object) -> None:
     by_data = HFL() if make == HFL.by_device else HFL.drift_controlled()
     one, other = (simulate(task, each, PaperDelays(), seconds=60).records[-1] for each in (by_data, make()))
     assert other.device_accuracy > one.device_accuracy
+
+
+def raw_counts(num_samples: NDArray[np.int64]) -> Tensor:
+    return torch.from_numpy(num_samples.astype(np.float32))
+
+
+WRONG: list[tuple[Callable[[NDArray[np.int64]], Any], str]] = [
+    (raw_counts, "raw_counts gave 2 devices shares that add up to 4: give a tensor, one number each"),
+    (lambda counts: torch.tensor([0.5]), r"numbers of shape \[1\]"),
+    (lambda counts: torch.full((2, 1), 0.5), r"numbers of shape \[2, 1\]"),
+    (lambda counts: torch.tensor([1.5, -0.5]), r"a share of -0\.5"),
+    (lambda counts: torch.tensor([1.0, np.nan]), "a share of nan"),
+    (lambda counts: torch.tensor([1.0, np.inf]), "shares that add up to inf"),
+    (lambda counts: None, "gave 2 devices None: give a tensor"),
+    (lambda counts: "ab", "gave 2 devices 'ab': give a tensor"),
+]
+
+
+@pytest.mark.parametrize(("own", "message"), WRONG)
+def test_an_own_weighting_that_gives_no_shares_is_refused(own: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        shares_by(own, np.array([1, 3]))
+
+
+def test_an_own_weighting_may_be_an_array_or_a_list_and_off_by_rounding() -> None:
+    assert shares_by(cast(Any, lambda counts: counts / counts.sum()), np.array([1, 3])).tolist() == [0.25, 0.75]
+    assert shares_by(cast(Any, lambda counts: [0.25, 0.7501]), np.array([1, 3])).tolist() == pytest.approx(
+        [0.25, 0.7501]
+    )
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        FedAvg(Everyone(), weighting=raw_counts),
+        HFL(Memory(weighting=raw_counts)),
+        HFL(Memory(), drift=DriftControl(weighting=raw_counts)),
+    ],
+    ids=["FedAvg", "Memory", "DriftControl"],
+)
+def test_whoever_takes_a_weighting_refuses_raw_counts(algorithm: Any) -> None:
+    with pytest.raises(InputError, match=r"The weighting raw_counts gave .* shares that add up to"):
+        simulate(Synthetic().build(8, 0), algorithm, PaperDelays(), rounds=3)

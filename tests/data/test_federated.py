@@ -53,6 +53,19 @@ def test_a_split_can_be_split_again() -> None:
     assert validation.num_samples.tolist() == [4, 6]
 
 
+@pytest.mark.parametrize("share", [1.0, 1, 1.5])
+def test_a_split_leaves_something_to_train_on(share: float) -> None:
+    for split in (of_sizes(50, 50).split, of_sizes(50, 50).split_in_order):
+        with pytest.raises(InputError, match=f"test_share={share} .*: give a number"):
+            split(share)
+    assert len(of_sizes(50, 50).split(0)[1].index) == 0
+
+
+def test_a_seed_may_be_numpys() -> None:
+    for first, second in zip(of_sizes(50, 50).split(0.2, 3), of_sizes(50, 50).split(0.2, np.int64(3)), strict=True):  # type: ignore[arg-type]
+        assert np.array_equal(first.index, second.index)
+
+
 def test_a_split_is_drawn_by_its_seed() -> None:
     samples = of_sizes(50, 50)
     first, again, other = (samples.split(0.2, seed)[1].index for seed in (0, 0, 1))
@@ -67,7 +80,7 @@ def test_what_a_device_holds_out_does_not_depend_on_the_other_devices() -> None:
         assert np.array_equal(few.split(0.2)[1].rows(device), many.split(0.2)[1].rows(device))
 
 
-@given(SIZES, st.floats(0.0, 1.0), st.integers(0, 20))
+@given(SIZES, st.floats(0.0, 1.0, exclude_max=True), st.integers(0, 20))
 def test_a_split_in_order_keeps_order_and_gap(sizes: list[int], share: float, gap: int) -> None:
     samples = of_sizes(*sizes)
     train, test = samples.split_in_order(share, gap)

@@ -17,6 +17,7 @@ from hybridfl.algorithms.fedavg import FedAvg
 from hybridfl.algorithms.fedbuff import FedBuff
 from hybridfl.algorithms.hfl import HFL
 from hybridfl.algorithms.sampling import Everyone
+from hybridfl.errors import InputError
 from hybridfl.flower.client import answering
 from hybridfl.flower.patience import Patience
 from hybridfl.flower.transport import FlowerTransport
@@ -135,7 +136,7 @@ def test_a_wake_up_before_the_next_arrival_is_an_empty_inbox_and_never_early(mak
 def test_a_second_job_to_a_busy_device_is_refused(make: Make) -> None:
     transport = make([1, 1])
     transport.send(Outbox((job(1),)))
-    with pytest.raises(RuntimeError, match="Device 1 is busy"):
+    with pytest.raises(InputError, match=r"Device 1 is busy.* only to devices that are free"):
         transport.send(Outbox((job(1, version=1),)))
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridfl.algorithms.averages import Average, Mean
-from hybridfl.algorithms.weighting import ByData, Weighting
+from hybridfl.algorithms.weighting import ByData, Weighting, shares_by
 from hybridfl.errors import InputError
 from hybridfl.protocol import Fleet, Update, Vector
 from hybridfl.vectors import beside, deltas
@@ -77,7 +77,7 @@ class DriftControl:
         nothing = torch.zeros_like(weights)
         if known is None:
             return [nothing] * len(devices)
-        own_shares = self.weighting(fleet.num_samples[known.devices])
+        own_shares = shares_by(self.weighting, fleet.num_samples[known.devices])
         joint = self.average(own_shares, own_shares, known.rows)
         row_of = {device: row for row, device in enumerate(known.devices.tolist())}
         heard = [device for device in devices if device in row_of]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew, wake_at
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
-from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
-from hybridfl.errors import require_positive, require_share, require_whole
+from hybridfl.algorithms.staleness import Polynomial, StalenessWeight, weight_of
+from hybridfl.errors import InputError, require_positive, require_share, require_whole
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Vector
 
 
@@ -54,7 +54,12 @@ class FedAsync:
         version, weights, receipts = state.version, state.weights, []
         for update in inbox.updates:
             staleness = version - update.job.version
-            alpha = self.alpha * self.staleness(staleness)
+            alpha = self.alpha * weight_of(self.staleness, staleness)
+            if alpha > 1:
+                raise InputError(
+                    f"alpha={self.alpha} times the staleness weight of an update {staleness} versions old is {alpha}: it "
+                    "must be 1 at most, or the model would jump past the update."
+                )
             weights = (1 - alpha) * weights + alpha * update.weights
             version += 1
             receipts.append(Receipt(staleness))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from hybridfl.algorithms.averages import Average, Mean
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.sampling import Participants, Uniform, participants_of
-from hybridfl.algorithms.weighting import ByData, Weighting
+from hybridfl.algorithms.weighting import ByData, Weighting, shares_by
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
 from hybridfl.vectors import deltas
 
@@ -81,7 +81,7 @@ class FedAvg:
         if not state.arrived:
             return state
         updates = sorted(state.arrived, key=lambda update: update.job.device)
-        own = self.weighting(state.fleet.num_samples[[update.job.device for update in updates]])
+        own = shares_by(self.weighting, state.fleet.num_samples[[update.job.device for update in updates]])
         weights = state.weights + self.average(own, own, deltas(updates))
         return replace(state, version=state.version + 1, weights=weights, arrived=())
 

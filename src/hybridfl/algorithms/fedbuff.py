@@ -10,7 +10,7 @@ import torch
 from hybridfl.algorithms.averages import Average, Mean
 from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew, wake_at
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
-from hybridfl.algorithms.staleness import Polynomial, StalenessWeight
+from hybridfl.algorithms.staleness import Polynomial, StalenessWeight, weight_of
 from hybridfl.errors import require_positive, require_whole
 from hybridfl.protocol import Fleet, Inbox, Job, Outbox, Receipt, Vector
 
@@ -62,7 +62,7 @@ class FedBuff:
             staleness = state.version - update.job.version
             state = replace(
                 state,
-                buffer=(*state.buffer, self.staleness(staleness) * update.delta),
+                buffer=(*state.buffer, weight_of(self.staleness, staleness) * update.delta),
                 buffered=(*state.buffered, (update.job.device, update.job.version)),
             )
             receipts.append(Receipt(staleness))

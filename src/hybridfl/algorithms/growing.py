@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hybridfl.contract import begun, stepped
 from hybridfl.protocol import Algorithm, Fleet, Inbox, Outbox, Vector
 
 
@@ -19,10 +20,10 @@ class Growing:
     algorithm: Algorithm[Any]
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[Any, Outbox]:
-        return self.algorithm.init(weights, fleet)
+        return begun(self.algorithm, weights, fleet)
 
     def step(self, state: Any, inbox: Inbox) -> tuple[Any, Outbox]:
         if inbox.fleet is not None:
             barred = state.fleet.barred | inbox.fleet.barred
             state = replace(state, fleet=replace(inbox.fleet, barred=barred))
-        return self.algorithm.step(state, inbox)
+        return stepped(self.algorithm, state, inbox)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hybridfl.contract import begun, stepped
 from hybridfl.errors import InputError, require_positive, require_whole
 from hybridfl.protocol import Algorithm, Fleet, Inbox, Job, Lost, Outbox, Receipt, Update, Vector
 from hybridfl.vectors import deltas
@@ -106,7 +107,7 @@ class Guarded:
     guard: Guard = Guard()
 
     def init(self, weights: Vector, fleet: Fleet) -> tuple[GuardedState, Outbox]:
-        inner, outbox = self.algorithm.init(weights, replace(fleet, barred=fleet.barred | self._absurd(fleet)))
+        inner, outbox = begun(self.algorithm, weights, replace(fleet, barred=fleet.barred | self._absurd(fleet)))
         return GuardedState(inner, {_name(job): job for job in outbox.jobs}), outbox
 
     def step(self, state: GuardedState, inbox: Inbox) -> tuple[GuardedState, Outbox]:
@@ -124,7 +125,8 @@ class Guarded:
         state = self._with_strikes(state, good, faults + [lost.job for lost in losses if lost.is_fault])
         fleet = inbox.fleet and replace(inbox.fleet, barred=self._absurd(inbox.fleet))
 
-        inner, outbox = self.algorithm.step(
+        inner, outbox = stepped(
+            self.algorithm,
             state.inner,
             Inbox(
                 inbox.now,

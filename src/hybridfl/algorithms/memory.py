@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hybridfl.algorithms.ad_sgd import Correction, Delayed, Secant
 from hybridfl.algorithms.averages import Average, Mean
-from hybridfl.algorithms.weighting import ByData, Weighting
+from hybridfl.algorithms.weighting import ByData, Weighting, shares_by
 from hybridfl.errors import InputError, nearest, require_whole
 from hybridfl.protocol import Fleet, Update, Vector
 from hybridfl.vectors import beside
@@ -103,7 +103,7 @@ class Memory:
             bases=remembered.bases,
             units=remembered.units,
         )
-        own_shares = self.weighting(fleet.num_samples[remembered.devices])
+        own_shares = shares_by(self.weighting, fleet.num_samples[remembered.devices])
         coefficients = own_shares * (rate / torch.from_numpy(remembered.rates))
         scales, rows = self.correction.corrected(delayed, weights)
         if self.normalised:

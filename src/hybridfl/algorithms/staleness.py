@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
-from hybridfl.errors import InputError
+from hybridfl.errors import InputError, is_single_number
 
 
 class StalenessWeight(Protocol):
     """s(τ), 1 for a fresh update."""
 
     def __call__(self, staleness: int) -> float: ...
+
+
+def weight_of(rule: StalenessWeight, staleness: int) -> float:
+    """s(τ), once it is known to be a weight: a number that is finite and not negative."""
+    weight = rule(staleness)
+    if not is_single_number(weight) or not 0 <= weight < math.inf:
+        name = getattr(rule, "__name__", type(rule).__name__)
+        raise InputError(
+            f"The staleness weight {name} gave {weight!r} to an update {staleness} versions old: give a finite one, 0 or more."
+        )
+    return weight
 
 
 @dataclass(frozen=True)

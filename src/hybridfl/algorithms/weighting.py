@@ -10,7 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hybridfl.errors import InputError
 from hybridfl.vectors import shares
+from hybridfl.wording import counted
+
+ROUNDING = 1e-3
+"""How far from 1 shares may add up to."""
 
 
 class Weighting(Protocol):
@@ -18,6 +23,36 @@ class Weighting(Protocol):
 
     def __call__(self, num_samples: NDArray[np.int64]) -> Tensor:
         """[m], float32, for devices that hold so many samples each."""
+
+
+def shares_by(weighting: Weighting, num_samples: NDArray[np.int64]) -> Tensor:
+    """What a weighting says of devices that hold so many samples each, once it is known to be shares of 1.
+
+    A weighting may answer an array or a list too. What it keeps on a GPU is not read: that would have to be waited for.
+    """
+    answer = weighting(num_samples)
+    try:
+        own = torch.as_tensor(answer)
+    except (TypeError, ValueError, RuntimeError):
+        raise _no_shares(weighting, num_samples, f"{answer!r}") from None
+    if own.shape != (len(num_samples),):
+        raise _no_shares(weighting, num_samples, f"numbers of shape {list(own.shape)}")
+    if own.device.type != "cpu":
+        return own
+    least, total = own.min().item(), own.sum().item()
+    if not least >= 0:
+        raise _no_shares(weighting, num_samples, f"a share of {least}")
+    if not abs(total - 1) <= ROUNDING:
+        raise _no_shares(weighting, num_samples, f"shares that add up to {total:g}")
+    return own
+
+
+def _no_shares(weighting: Weighting, num_samples: NDArray[np.int64], what: str) -> InputError:
+    name = getattr(weighting, "__name__", type(weighting).__name__)
+    return InputError(
+        f"The weighting {name} gave {counted(len(num_samples), 'device')} {what}: give a tensor, one number each, 0 or more, "
+        "that add up to 1 (divide them by their sum)."
+    )
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class Samples:
 
         A device keeps at least one sample to train on; one with a single sample has none to test on.
         """
-        require_share("test_share", test_share)
+        _check_test_share(test_share)
         require_seed(seed)
         train, test = [], []
         for device in range(len(self)):
@@ -191,7 +191,7 @@ class Samples:
         For samples that overlap their neighbours, such as windows over a text: with a gap of a window's length less one,
         nothing of a test input is in a training input. A device too short for all three parts has none to test on.
         """
-        require_share("test_share", test_share)
+        _check_test_share(test_share)
         train, test = [], []
         for device in range(len(self)):
             rows = self.rows(device)
@@ -200,3 +200,9 @@ class Samples:
             train.append(rows[: usable - held_out] if held_out > 0 else rows)
             test.append(rows[len(rows) - held_out :] if held_out > 0 else rows[:0])
         return self.with_rows(train), self.with_rows(test)
+
+
+def _check_test_share(share: float) -> None:
+    require_share("test_share", share)
+    if share >= 1:
+        raise InputError(f"test_share={share} leaves nothing to train on: give a number below 1, 0.1 for example.")

@@ -57,6 +57,7 @@ class Deployment:
             raise InputError("The deployment has no end: give seconds, rounds or both.")
         object.__setattr__(self, "out", Path(self.out))
         require_seed(self.seed)
+        object.__setattr__(self, "seed", int(self.seed))
         require_whole("devices", self.devices)
         if self.rounds is not None:
             require_whole("rounds", self.rounds)

@@ -175,7 +175,11 @@ class Journaled:
         """Nothing is sent before the next `receive`: it may be known already what became of it."""
         for job in outbox.jobs:
             if job.device in self.in_flight:
-                raise RuntimeError(f"Device {job.device} is busy with version {self.in_flight[job.device].version}.")
+                busy_with = self.in_flight[job.device].version
+                raise InputError(
+                    f"Device {job.device} is busy with version {busy_with}: an algorithm may send a job only to devices that "
+                    "are free."
+                )
             self.in_flight[job.device] = self._unsent[job.device] = job
         instants = [at for at in (outbox.wake_at, self._until) if at is not None]
         self._wake_at = min(instants, default=None)

@@ -13,6 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from hybridfl.algorithms.guard import TOO_EARLY
+from hybridfl.contract import begun
 from hybridfl.errors import InputError, require_seed
 from hybridfl.flower.deployment import Deployment
 from hybridfl.flower.heard import Heard, Scoring
@@ -108,7 +109,7 @@ def _beginning(deployment: Deployment, transport: FlowerTransport) -> Standing:
     transport.enrol(deployment.devices, deployment.enrol_seconds)
     log.info("%d devices have enrolled.", len(transport.roster))
     weights = flatten(deployment.model)
-    state, outbox = deployment.guarded.init(weights, transport.fleet)
+    state, outbox = begun(deployment.guarded, weights, transport.fleet)
     tally = Tally(bytes_a_model=weights.nbytes, sent=models_in(outbox.jobs))
     return Standing(state, outbox, (), tally, Heard(), due=0.0)
 

@@ -128,7 +128,9 @@ class FlowerTransport:
         busy = {sent.job.device for sent in self._sent.values()}
         for job in outbox.jobs:
             if job.device in busy:
-                raise RuntimeError(f"Device {job.device} is busy.")
+                raise InputError(
+                    f"Device {job.device} is busy: an algorithm may send a job only to devices that are free."
+                )
         for job in outbox.jobs:
             self._push(job)
 
