@@ -3,8 +3,8 @@
     python benchmarks/hostile.py
     python benchmarks/hostile.py --task fashion-mnist --seconds 200
 
-A tenth of the devices answers every job with −10 × its step, with NaN, or with a random vector. Final accuracy by sample in %, mean over
-seeds ± standard deviation. Nothing was tuned on these numbers: guard and averages are as by default.
+A tenth of the devices answers every job with −10 × its step, with NaN, or with a random vector. Final accuracy by sample in %,
+mean over seeds ± standard deviation. Nothing was tuned on these numbers: guard and averages are as by default.
 """
 
 from __future__ import annotations

@@ -529,3 +529,36 @@ def test_a_buffer_of_any_type_has_a_checksum(dtype: torch.dtype) -> None:
         return Task.from_devices(DEVICES, model).checksum
 
     assert checksum(1) == checksum(1) != checksum(0)
+
+
+def test_numbers_of_numpy_make_the_same_run(tmp_path: Path) -> None:
+    """They could not be written to run.json."""
+
+    def run(name: str, **numbers: Any) -> str:
+        task = replace(Task.from_devices(DEVICES, chain()), scored=numbers.pop("scored"), l2=numbers.pop("l2"))
+        simulate(task, ALGORITHM, "ConstantSeconds(1)", out=tmp_path / name, **numbers)
+        return (tmp_path / name / "run.json").read_text()
+
+    plain = run("plain", seconds=3.0, rounds=2, evaluate_every=1.0, seed=1, scored=5, l2=0.5)
+    numpys = run(
+        "numpy",
+        seconds=np.float32(3),
+        rounds=np.int64(2),
+        evaluate_every=np.float32(1),
+        seed=np.int32(1),
+        scored=np.int64(5),
+        l2=np.float32(0.5),
+    )
+    assert plain == numpys
+
+
+@pytest.mark.parametrize("name", ["seconds", "evaluate_every"])
+def test_less_than_a_nanosecond_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=f"{name}=1e-308 is less than a nanosecond"):
+        go(Task.from_devices(DEVICES, chain()), **{name: 1e-308})
+
+
+def test_complex_inputs_are_refused_by_a_model_of_real_weights() -> None:
+    devices = [(x.to(torch.complex64), y) for x, y in DEVICES]
+    with pytest.raises(InputError, match="does not fit the samples, inputs torch.complex64"):
+        go(Task.from_devices(devices, LogisticRegression(4, 3)))

@@ -103,6 +103,8 @@ def _chain(task: Task) -> Dense | None:
     dense = Dense.of(task.first_model, task.loss)
     if dense is None or task.train.targets.dim() != 1 or task.first_weights.dtype != torch.float32:
         return None
+    if task.train.inputs.is_complex():
+        return None
     as_seen = torch.float32 if task.train.scale is not None else task.train.inputs.dtype
     return dense if dense.is_softmax_regression or as_seen == torch.float32 else None
 

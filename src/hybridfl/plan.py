@@ -34,6 +34,8 @@ from hybridfl.timing import ConstantSeconds, Pace, Recorded, Roster
 from hybridfl.traces import RecordedAvailability, checksum
 from hybridfl.trial import watched_closely
 
+NANOSECOND = 1e-9
+
 
 @dataclass(frozen=True, eq=False)
 class Run:
@@ -76,10 +78,15 @@ class Run:
         object.__setattr__(self, "seed", int(self.seed))  # NumPy's is the same run
         if self.rounds is not None:
             require_whole("rounds", self.rounds)
+            object.__setattr__(self, "rounds", int(self.rounds))
         for name in ("seconds", "evaluate_every"):
             value = getattr(self, name)
             if value is not None:
                 require_positive(name, value)
+                if value < NANOSECOND:
+                    raise InputError(f"{name}={value} is less than a nanosecond, and the clock knows none: give more.")
+                if not isinstance(value, int | float):
+                    object.__setattr__(self, name, float(value))
 
     @cached_property
     def stage(self) -> Stage:

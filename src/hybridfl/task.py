@@ -9,6 +9,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,13 @@ class Task:
 
     def __post_init__(self) -> None:
         _check_model(self.model)
-        if not isinstance(self.l2, int | float) or not 0 <= self.l2 < math.inf:
+        if not isinstance(self.l2, Real) or not 0 <= self.l2 < math.inf:
             raise InputError(f"l2={self.l2!r} is no weight of the L2 term: give 0 or more.")
+        if not isinstance(self.l2, int | float):
+            object.__setattr__(self, "l2", float(self.l2))
         if self.scored is not None:
             require_whole("scored", self.scored)
+            object.__setattr__(self, "scored", int(self.scored))
         if self._first is None or self._first.shown is not self.model:
             first = _First.of(self.model)
             object.__setattr__(self, "_first", first)
