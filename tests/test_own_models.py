@@ -560,5 +560,5 @@ def test_less_than_a_nanosecond_is_refused(name: str) -> None:
 
 def test_complex_inputs_are_refused_by_a_model_of_real_weights() -> None:
     devices = [(x.to(torch.complex64), y) for x, y in DEVICES]
-    with pytest.raises(InputError, match="does not fit the samples, inputs torch.complex64"):
+    with pytest.raises(InputError, match=r"does not fit the samples, inputs torch\.complex64"):
         go(Task.from_devices(devices, LogisticRegression(4, 3)))
