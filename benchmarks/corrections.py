@@ -90,7 +90,7 @@ def outside_the_bounds() -> None:
 
 
 def fresh_seeds() -> None:
-    """Seeds 3 to 8: mean of the last 15 % of the time, and of the seeds."""
+    """Seeds 3 to 8: mean of the records of the last 15 % of the time, and of the seeds."""
     for task in ("synthetic(0, 0)", "synthetic(1, 1)", "fashion-mnist"):
         for schedule in (InverseTime(), InverseSqrt()):
             local = FullWork(learning_rate=schedule)

@@ -1,5 +1,6 @@
 """The command line as a user meets it: real processes for exit codes and interruption, in-process calls for the rest."""
 
+import errno
 import functools
 import json
 import shutil
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from hybridfl.algorithms.guard import Guard
 from hybridfl.algorithms.hfl import HFL
-from hybridfl.cli import app
+from hybridfl.cli import app, main
 from hybridfl.errors import InputError
 from hybridfl.experiment import save_all, simulate
 from hybridfl.fleets import FLEETS
@@ -45,6 +46,7 @@ COLUMNS = [
     "test_loss_std",
     "seconds_to_target",
     "speedup",
+    "speedup_bound",
     "discarded",
 ]
 
@@ -587,3 +589,129 @@ def test_a_big_fleet_is_announced_before_pytorch_is_loaded() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.startswith("Making the data of 300,000 devices …\n")
     assert "torch" in done.stderr
+
+
+def test_a_report_refuses_to_pool_other_settings_under_one_label(tmp_path: Path) -> None:
+    few = ("--seconds", 4, "--devices", 10, "--quiet")
+    hybridfl("run", *few, "--out", tmp_path / "a", "--seed", 0)
+    hybridfl("run", *few, "--out", tmp_path / "b", "--seed", 1, "--guard", "on")
+    with pytest.raises(InputError, match=r"runs of 'hfl' .* \(guard 'None' and 'Guard\(.*, of seeds 0 and 1\)"):
+        hybridfl("report", tmp_path)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_comparison_refuses_other_settings_under_one_label_before_it_starts(tmp_path: Path) -> None:
+    few = ("--algorithms", "hfl", "--seeds", 1, "--seconds", 4, "--out", tmp_path, *SMALL)
+    hybridfl("compare", *few)
+    with pytest.raises(InputError, match=r"cannot be compared with this \(algorithm"):
+        hybridfl("compare", *few, "--epochs", 2, "--first-seed", 1)
+    assert len(load_all(tmp_path)) == 1
+
+
+def test_a_comparison_says_what_else_its_report_covers(tmp_path: Path) -> None:
+    few = ("--rounds", 3, "--seeds", 1, "--out", tmp_path, *[each for each in SMALL if each != "--quiet"])
+    hybridfl("compare", "--algorithms", "hfl,fedavg,fedbuff", *few)
+    output = hybridfl("compare", "--algorithms", "hfl", *few).stdout
+    assert f"The report also covers 2 other runs in {tmp_path} (fedavg, fedbuff), which the table" in output
+    assert "also covers" not in hybridfl("compare", "--algorithms", "hfl,fedavg,fedbuff", *few).stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("run", ("--algorithm", f"{'x' * 300}=fedavg"), "has 300 letters: give one of 100 at most"),
+        ("compare", ("--algorithms", f"{'x' * 300}=fedavg"), "has 300 letters: give one of 100 at most"),
+        ("run", ("--learning-rate", "1e-300"), "learning rate=1e-300 is 0 in float32: give 1e-30 or more."),
+        ("run", ("--algorithm", "fedbuff(concurrency=1000)"), "concurrency=1,000, but the fleet has 10 devices"),
+        ("run", ("--out", ""), "--out '' names no folder"),
+        ("compare", ("--out", ""), "--out '' names no folder"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    command: str, arguments: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=message) as caught:
+        hybridfl(command, "--rounds", 1, *SMALL, *arguments)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_algorithm_as_long_as_it_prints_needs_a_folder_of_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    long = repr(HFL())
+    with pytest.raises(InputError, match="is too long to name a folder"):
+        hybridfl("run", "--rounds", 1, "--algorithm", long, "--devices", 10, "--quiet")
+    hybridfl("run", "--rounds", 1, "--algorithm", long, "--devices", 10, "--quiet", "--out", "r")
+    assert load("r").label == long
+
+
+def test_divergence_of_a_hostile_fleet_names_the_guard(tmp_path: Path) -> None:
+    fleet = ("--fleet", "Conditions(hostile=Hostile(0.5, NotANumber()))")
+    few = ("--algorithm", "fedavg", "--rounds", "3", "--devices", "10", "--quiet", "--out")
+    said = process("run", *fleet, *few, tmp_path / "a").stderr
+    assert "hostile devices: refuse their updates by a guard, --guard on (in Python guard=Guard())." in said
+    assert "learning rate" not in said
+    assert process("run", *fleet, "--guard", "on", *few, tmp_path / "b").returncode == 0
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="this system has no device that is always full")
+@pytest.mark.parametrize("command", ["run", "compare", "algorithms"])
+def test_a_full_disk_behind_standard_output_is_one_line(command: str, tmp_path: Path) -> None:
+    options = {
+        "run": ["--rounds", "2", "--devices", "10", "--out", "r"],
+        "compare": ["--rounds", "2", "--devices", "10", "--out", "r", "--seeds", "1", "--algorithms", "hfl", "--json"],
+    }
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "hybridfl", command, *options.get(command, [])],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            timeout=120,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.rstrip().splitlines()[-1].startswith("Error: No space left on device: ")
+
+
+def test_a_disk_that_can_only_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(tmp_path / "tensorboard"))
+
+    hybridfl("run", "--rounds", 1, "--out", tmp_path, *SMALL)
+    monkeypatch.setattr("hybridfl.tensorboard.Events._add", refuse)
+    monkeypatch.setattr("sys.argv", ["hybridfl", "tensorboard", str(tmp_path)])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"Error: Read-only file system: '{tmp_path / 'tensorboard'}'.")
+    assert said.count("\n") == 1
+
+
+def test_a_path_that_a_shell_would_split_is_quoted(tmp_path: Path) -> None:
+    folder = tmp_path / "my results" / "ü 1"
+    output = hybridfl("run", "--rounds", 1, "--out", folder, *[each for each in SMALL if each != "--quiet"]).output
+    assert f"hybridfl report '{folder}'" in output
+
+
+def test_an_import_overwrites_nothing_unasked(tmp_path: Path) -> None:
+    source, target = tmp_path / "capacity.json", tmp_path / "mine.csv"
+    source.write_text(json.dumps({"1": {"computation": 100, "communication": 1000}}))
+    target.write_text("mine")
+    order = ("fleet", "import", "fedscale-capacity", source, target)
+    with pytest.raises(InputError, match=r"mine.csv' is there already: give another path, or --overwrite"):
+        hybridfl(*order)
+    assert target.read_text() == "mine"
+    hybridfl(*order, "--overwrite")
+    assert target.read_text().startswith("device,seconds_per_sample")

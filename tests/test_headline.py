@@ -96,3 +96,23 @@ def test_the_headline_of_one_run_compares_with_nothing() -> None:
 def test_percent() -> None:
     assert percent(0.7126) == "71.3\N{NO-BREAK SPACE}%"
     assert percent(math.nan) == "–"
+
+
+def test_who_ties_for_the_first_place_is_named_with_the_others() -> None:
+    runs = [saved(label, [record(0, 0, 0.1), record(1, 2, 0.5)]) for label in ("hfl", "a", "b")]
+    assert words(*runs, target=0.5).endswith(
+        "hfl, a and b are the first at the target of 50.0 % by sample after 2.0 virtual seconds, at the same time."
+    )
+    late = saved("hfl", [record(0, 0, 0.1), record(1, 8, 0.5)])
+    assert "a and b are the first at" in words(late, *runs[1:], target=0.5)
+    assert words(late, *runs[1:], target=0.5).endswith("at the same time; hfl reaches it after 8.0.")
+
+
+def test_a_run_without_a_version_reaches_no_target() -> None:
+    run = saved("hfl", [record(0, 0, 0.5), record(0, 10, 0.5)])
+    assert "0.0 virtual seconds" not in words(run, target=0.4)
+
+
+def test_a_baseline_of_another_name_is_named() -> None:
+    runs = [saved("hfl", [record(1, 2, 0.5)]), saved("plain", [record(1, 4, 0.5)], algorithm="FedAvg()")]
+    assert words(*runs, target=0.5).endswith("; plain needs 2.0 × as long.")

@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 
 from hybridfl.errors import InputError
-from hybridfl.records import Arrival, Config, Record, check_folder, difference, load, load_all
+from hybridfl.records import (
+    Arrival,
+    Config,
+    DeviceScore,
+    Record,
+    check_folder,
+    difference,
+    difference_of_seeds,
+    load,
+    load_all,
+)
 from hybridfl.run_folder import RunFolder
 
 CONFIG: Config = {
@@ -221,3 +231,51 @@ def test_many_may_look_at_once_whether_a_folder_can_be_written(tmp_path: Path) -
         for done in [pool.submit(check_folder, tmp_path / str(number), {}) for number in range(400)]:
             done.result()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["devices.jsonl", "run.json"])
+@pytest.mark.parametrize("change", ["edited", "truncated", "removed"])
+def test_what_a_finished_run_says_beside_its_records_is_kept_too(name: str, change: str, tmp_path: Path) -> None:
+    write(tmp_path / "a", FIRST)
+    files = RunFolder(tmp_path / "a", CONFIG)
+    files.clear()
+    files.write(SECOND, (MERGED,))
+    files.finish({}, 1.0, (DeviceScore(0, 0.5, 4, False), DeviceScore(1, 0.25, 4, True)))
+    (tmp_path / "a").rename(tmp_path / "b")
+    saved = load(tmp_path / "b")
+    path = tmp_path / "b" / name
+    text = path.read_text()
+    if change == "removed":
+        path.unlink()
+    else:
+        path.write_text(
+            text[: len(text) // 2] if change == "truncated" else text.replace("5", "7").replace("9.0", "8.0")
+        )
+    with pytest.raises(InputError, match=f"{name}' is not what it was when the run ended"):
+        load(tmp_path / "b")
+    path.write_text(text)
+    assert load(tmp_path / "b").devices == saved.devices
+    said = json.loads((tmp_path / "b" / "finished.json").read_text())
+    (tmp_path / "b" / "finished.json").write_text(
+        json.dumps({each: said[each] for each in ("arrivals.jsonl", "records.jsonl", "wall_seconds")})
+    )
+    assert load(tmp_path / "b").records == (SECOND,), "earlier versions said nothing of them"
+
+
+def test_records_without_a_run_json_are_left_out_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("a", "b", "c"):
+        write(tmp_path / name, FIRST, config={**CONFIG, "label": name})
+    for name in ("a", "c"):
+        (tmp_path / name / "run.json").unlink()
+    assert [saved.label for saved in load_all(tmp_path)] == ["b"]
+    [line] = caplog.messages
+    assert line.startswith(f"'{tmp_path / 'a'}' (and 1 more) holds records but no run.json")
+
+
+def test_a_label_is_of_one_setting_whatever_the_seed() -> None:
+    other = {**CONFIG, "seed": 4, "task": {**CONFIG["task"], "checksum": "b"}, "versions": {"torch": "9"}}
+    assert difference_of_seeds(CONFIG, {**other, "guard": "None", "traces": {}}) is None
+    assert difference_of_seeds(CONFIG, {**other, "guard": "Guard()"}) == "guard 'None' and 'Guard()'"
+    assert difference_of_seeds(CONFIG, {**other, "algorithm": "HFL(1)"}) == "algorithm 'HFL()' and 'HFL(1)'"

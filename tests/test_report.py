@@ -17,6 +17,7 @@ from hybridfl.algorithms.sampling import Uniform
 from hybridfl.errors import InputError
 from hybridfl.experiment import simulate
 from hybridfl.losses import Loss
+from hybridfl.panels import staleness_figure
 from hybridfl.records import Arrival, SavedRun
 from hybridfl.report import check_comparable, cut_off, render, write_report
 from hybridfl.task import Task
@@ -117,13 +118,13 @@ class TestPage:
         assert "hfl75.0 % ± 7.165.0 %1.0> 10.0 ×0" in text
         assert "fedavg40.0 %30.0 %––1 (33 %)" in text
         assert "s-sgd upper bound90.0 %80.0 %10.0–0" in text
-        assert "last 15 %" in text
+        assert "means over the records of the last 15 % of a run's virtual seconds" in text
         assert "a test accuracy by sample of 50.0 %, as given" in text
 
     def test_a_table_row_begins_with_the_accuracy_by_device(self) -> None:
         text = Page(render([fair(0, 0.3), fair(1, 0.5)], target=0.5)).text.replace("\N{NO-BREAK SPACE}", " ")
         assert "by devicetenth" not in text
-        assert "hfl40.0 % ± 14.15.0 %20.0 %75.0 % ± 0.065.0 %9.0–0" in text
+        assert "hfl40.0 % ± 14.15.0 %20.0 %75.0 % ± 0.065.0 %9.00" in text
         assert "the worst tenth is the mean" in text
 
     def test_a_diverged_seed_is_said_in_table_warning_and_curve(self) -> None:
@@ -205,6 +206,14 @@ def test_different_experiments_are_not_averaged() -> None:
     one = saved("hfl", [record(0, 0)])
     with pytest.raises(InputError, match=r"cannot be compared \(task name 'toy' and 'mnist'\)"):
         check_comparable([one, saved("hfl", [record(0, 0)], task={"name": "mnist"})], Path("results"))
+    for other, words in (
+        (saved("hfl", [record(0, 0)], seed=1, algorithm="HFL(5)"), r"algorithm 'HFL\(\)' and 'HFL\(5\)'"),
+        (saved("hfl", [record(0, 0)], seed=1, guard="Guard()"), r"guard 'None' and 'Guard\(\)'"),
+    ):
+        with pytest.raises(InputError, match=rf"runs of 'hfl' .* \({words}, of seeds 0 and 1\): give"):
+            check_comparable([one, other], Path("results"))
+    sizes = {"name": "toy", "devices": 3, "train_samples": 7, "checksum": "b"}
+    check_comparable([one, saved("hfl", [record(0, 0)], seed=1, task=sizes, guard="None")], Path("results"))
     with pytest.raises(InputError, match="'results' holds 2 runs of 'hfl' with seed 0"):
         check_comparable([one, one], Path("results"))
 
@@ -256,3 +265,36 @@ def test_a_run_that_made_no_version_is_pointed_out() -> None:
 def test_letters_that_no_font_has_are_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plots, "FIGURES", {"accuracy-time": plots.accuracy_time})
     write_report(write(tmp_path, saved("世界 🙂", [record(0, 0), record(1, 9)])))
+
+
+def test_other_seeds_and_other_code_are_said_in_the_page_and_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plots, "FIGURES", {"accuracy-time": plots.accuracy_time})
+    one, two = (saved("hfl", [record(0, 0), record(1, 9)], seed=seed, code={"mine": str(seed)}) for seed in (0, 1))
+    fedavg = saved("fedavg", [record(0, 0), record(1, 9)], algorithm="FedAvg()")
+    page = write_report(write(tmp_path, one, two, fedavg)).read_text()
+    for line in (
+        "The algorithms have different seeds (hfl has seeds 0 and 1; fedavg has seed 0): every seed has other data",
+        "hfl: its seeds were not computed by the same code (mine differ).",
+    ):
+        assert line in page
+        assert line in caplog.text
+    caplog.clear()
+    write_report(write(tmp_path / "same", one, fedavg))
+    assert caplog.text == ""
+
+
+def test_the_percents_of_a_staleness_cell_can_be_read_on_it() -> None:
+    figure = staleness_figure(comparison())[""]
+    heatmap, written = figure["data"]
+    assert "texttemplate" not in heatmap, "plotly.js chooses grey on a light blue cell of the dark page"
+    for text, colour in zip(written["text"], written["textfont"]["color"], strict=True):
+        assert colour == ("#FFFFFF" if int(text) >= 65 else "#000000")
+    assert {"67", "33"} <= set(written["text"])
+
+
+def test_a_figure_that_scrolls_says_so() -> None:
+    page = Page(render(comparison()))
+    frames = [values for tag, values in page.tags if values.get("class") == "frame"]
+    assert len(frames) == len(page.figures)

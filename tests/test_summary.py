@@ -5,7 +5,7 @@ import pytest
 
 import saved_runs
 from hybridfl.records import Record, SavedRun
-from hybridfl.summary import Row, by_label, default_target, measure_of, summarise, tail_mean
+from hybridfl.summary import Row, baseline_name, by_label, default_target, measure_of, summarise, tail_mean, unpaired
 
 Points = Sequence[tuple[float, float]]
 """(virtual seconds, test accuracy) of every record."""
@@ -31,7 +31,7 @@ def saved(
             bytes_received=0,
             discarded=discarded,
         )
-        for version, (seconds, accuracy) in enumerate(points)
+        for version, (seconds, accuracy) in enumerate(points, 1)
     )
     return SavedRun({"label": label, "seed": seed, "algorithm": algorithm, "timing": "PaperDelays()"}, records, ())
 
@@ -82,24 +82,37 @@ def test_a_target_is_reached_when_it_is_first_reached() -> None:
 
 
 def test_speedup_is_fedavgs_seconds_over_the_algorithms() -> None:
-    runs = [saved("hfl", (10, 0.6), (100, 0.6)), saved("fedavg", (40, 0.6), (100, 0.6)), saved("slow", (80, 0.6))]
+    runs = [
+        saved("hfl", (10, 0.6), (100, 0.6)),
+        saved("fedavg", (40, 0.6), (100, 0.6), algorithm="FedAvg()"),
+        saved("slow", (80, 0.6)),
+    ]
     rows = summarise(runs, target=0.5)
     assert {row.algorithm: row.speedup for row in rows} == {"hfl": 4.0, "fedavg": 1.0, "slow": 0.5}
     assert all(math.isnan(row.speedup_bound) for row in rows)
 
 
-def test_fedavg_is_known_by_its_label_as_fedprox_is_a_fedavg_too() -> None:
+def test_fedavg_is_known_by_its_algorithm_and_not_by_its_label_or_place() -> None:
     runs = [
-        saved("FedProx", (80, 0.6), algorithm="FedAvg(local=PartialWork("),
-        saved("FedAvg, uniform", (40, 0.6), algorithm="FedAvg("),
-        saved("fedavg, by delay", (20, 0.6), algorithm="FedAvg("),
+        saved("fedavg?", (90, 0.6)),
+        saved("A FedProx", (80, 0.6), algorithm="FedAvg(local=PartialWork("),
+        saved("A pull", (70, 0.6), algorithm="FedAvg(local=FullWork(proximal=0.5, clip=inf))"),
+        saved("plain", (40, 0.6), algorithm="FedAvg(local=FullWork(proximal=0.0, clip=inf))"),
+        saved("by delay", (20, 0.6), algorithm="FedAvg("),
         saved("hfl", (10, 0.6)),
     ]
-    assert row_of("hfl", summarise(runs, target=0.5)).speedup == 4.0
+    for order in (runs, runs[::-1]):
+        assert row_of("hfl", summarise(order, target=0.5)).speedup == 2.0, "`by delay` is the first as a word"
+        assert baseline_name(order) == "by delay"
+    named = [*runs, saved("fedavg", (30, 0.6), algorithm="FedAvg(")]
+    assert row_of("hfl", summarise(named, target=0.5)).speedup == 3.0
+    assert baseline_name(named) == "fedavg", "one of several"
+    assert baseline_name(named[-2:]) == "FedAvg"
+    assert baseline_name(runs[:3]) is None
 
 
 def test_where_fedavg_falls_short_its_whole_run_bounds_the_speedup() -> None:
-    runs = [saved("hfl", (10, 0.6), (100, 0.6)), saved("fedavg", (40, 0.3), (200, 0.3))]
+    runs = [saved("hfl", (10, 0.6), (100, 0.6)), saved("fedavg", (40, 0.3), (200, 0.3), algorithm="FedAvg()")]
     row = row_of("hfl", summarise(runs, target=0.5))
     assert math.isnan(row.speedup)
     assert row.speedup_bound == 20.0
@@ -188,3 +201,17 @@ def test_rows_are_ordered_by_device_where_that_is_known_and_by_loss_where_there_
     losses = [saved_runs.no_classes("a", 0.9), saved_runs.no_classes("b", 0.4)]
     assert measure_of(losses) == "test_loss"
     assert [row.algorithm for row in summarise(losses)] == ["b", "a"]
+
+
+def test_a_model_that_nobody_trained_reaches_no_target_and_sets_none() -> None:
+    untrained = saved_runs.saved("hfl", [saved_runs.record(0, 0, 0.6), saved_runs.record(0, 10, 0.6)])
+    assert math.isnan(default_target([untrained]))
+    assert math.isnan(summarise([untrained], target=0.5)[0].seconds_to_target)
+
+
+def test_algorithms_on_other_seeds_are_not_paired() -> None:
+    runs = [saved("hfl", (1, 0.5), seed=seed) for seed in (0, 1, 2, 3, 7)]
+    assert unpaired(runs) == []
+    others = [saved(label, (1, 0.5)) for label in ("a", "b", "c")]
+    [line] = unpaired([*runs, *others])
+    assert "(hfl has seeds 0 to 3 and 7; a, b and c have seed 0): every seed has other data, so" in line

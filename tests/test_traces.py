@@ -84,7 +84,7 @@ def test_intervals_are_starts_and_ends_by_device(write: Write, form: Callable[[s
 
 
 def test_a_name_is_any_text_and_columns_come_in_any_order(write: Write) -> None:
-    path = write('\ufeffseconds, device\r\n1,"Ünal, ""the"" phone\n2"\r\n\r\n2,7\r\n3,\r\n4,7\r\n')
+    path = write('\ufeffseconds, device\r\n1,"Ünal, ""the"" phone\n2"\r\n\r\n2,7\r\n3,?\r\n4,7\r\n')
     assert listed(read_seconds(path)) == [[1], [2, 4], [3]]
     assert listed(read_seconds(write([{"device": 7, "seconds": 1}, {"seconds": 2, "device": "7"}]))) == [[1, 2]]
 
@@ -95,6 +95,9 @@ def test_a_name_is_any_text_and_columns_come_in_any_order(write: Write) -> None:
         (read_seconds, "", r"trace.csv' holds no records"),
         (read_seconds, "device,seconds\n", "holds no records"),
         (read_seconds, [], r"trace.json' holds no records"),
+        (read_seconds, "device,seconds\na,1\n ,2\n", r"trace.csv', line 3: device is empty"),
+        (read_seconds, [{"device": None, "seconds": 1}], r"trace.json', entry 1: device is empty"),
+        (read_seconds, [{"device": 1, "seconds": True}], r"entry 1: seconds=True is not a number"),
         (
             read_seconds,
             "device,second\na,1\n",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
+import os
 import shlex
 import sys
 import time
@@ -27,6 +29,7 @@ from hybridfl.cli_options import (
     EpochsOption,
     EveryOption,
     FleetOption,
+    Folder,
     FreshOption,
     GuardOption,
     MaxDelayOption,
@@ -125,7 +128,11 @@ def run(
     seed: Annotated[int, typer.Option(help="Decides the data, the delays and every draw.", min=0, max=MOST_SEED)] = 0,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the results. (default: results/TASK-ALGORITHM-seed-N)", show_default=False),
+        typer.Option(
+            help="Folder for the results. (default: results/TASK-ALGORITHM-seed-N)",
+            show_default=False,
+            click_type=Folder(),
+        ),
     ] = None,
     data_dir: DataDirOption = None,
     device: DeviceOption = "auto",
@@ -224,7 +231,10 @@ def compare(
         typer.Option(help="Accuracy to time, 0 to 1. (default: 95 % of the best)", show_default=False),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the results. (default: results/compare-TASK)", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Folder for the results. (default: results/compare-TASK)", show_default=False, click_type=Folder()
+        ),
     ] = None,
     data_dir: DataDirOption = None,
     device: DeviceOption = "auto",
@@ -249,7 +259,7 @@ def compare(
         from hybridfl.progress import RunsDisplay
         from hybridfl.records import load
         from hybridfl.spelling import read_algorithms, read_guard, read_task, split_list
-        from hybridfl.summary import by_label, default_target, is_bound, measure_of, summarise
+        from hybridfl.summary import baseline_name, by_label, default_target, is_bound, measure_of, summarise
         from hybridfl.summary_table import json_row, print_table
 
         if target is not None:
@@ -296,8 +306,10 @@ def compare(
             cut = " (interrupted: runs end at different times)" if interrupted else ""
             fleet_size, slow = counted(devices, "device"), runs[0].stage.is_straggler.mean()
             title = f"{runs[0].task.name}, {fleet_size}, {slow:.0%} stragglers{cut}"
-            print_table(rows, goal, title, measure_of(saved), bounds)
+            print_table(rows, goal, title, measure_of(saved), bounds, baseline_name(saved))
         _report(folder, target, say=not quiet and not as_json)
+        if not quiet and not as_json:
+            _say_what_else_is_there(folder, begun)
     if interrupted:
         _stopped(folder)
     if any(row.diverged for row in rows):
@@ -330,7 +342,7 @@ def tensorboard(
 
     events = Events(folder)
     count = events.write()
-    typer.echo(f"{counted(count, 'record')}. Look at them with: tensorboard --logdir {events.folder}")
+    typer.echo(f"{counted(count, 'record')}. Look at them with: tensorboard --logdir {shlex.quote(str(events.folder))}")
     with contextlib.suppress(KeyboardInterrupt):
         while follow:
             time.sleep(2)
@@ -397,6 +409,23 @@ def main() -> None:
             "Error: There is not enough memory: ask for fewer devices, epochs or samples, or a smaller model.", err=True
         )
         sys.exit(2)
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        place = f"'{error.filename}'" if error.filename else "what was to be written"
+        typer.echo(
+            f"Error: {error.strerror}: {place}. Make room, or choose a place that can be read and written.", err=True
+        )
+        # What waits in standard output would fail once more at the very end.
+        with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        sys.exit(1)
+
+
+OF_THE_DISK = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG, errno.ENAMETOOLONG}
+)
+"""What can go wrong wherever something is written; any other `OSError` is a fault of ours, whose traceback is wanted."""
 
 
 def _local_work(
@@ -450,6 +479,20 @@ def _report(folder: Path, target: float | None, say: bool) -> None:
         typer.echo(f"Report: {page}")
 
 
+def _say_what_else_is_there(folder: Path, ours: Sequence[Path]) -> None:
+    """The report is of the whole folder, the table of what was asked for."""
+    from hybridfl.records import RECORDS, RUN, load_config
+
+    others = [path.parent for path in folder.rglob(RUN) if path.parent not in ours]
+    others = [each for each in others if (each / RECORDS).exists() and (each / RECORDS).stat().st_size]
+    if others:
+        labels = sorted({str(load_config(each)["label"]) for each in others})
+        typer.echo(
+            f"The report also covers {counted(len(others), 'other run')} in {folder} ({', '.join(labels)}), which the table "
+            "leaves out."
+        )
+
+
 def _stopped(folder: Path) -> NoReturn:
     typer.echo(_how_to_go_on(folder), err=True)
     raise typer.Exit(STOPPED)
@@ -457,12 +500,11 @@ def _stopped(folder: Path) -> NoReturn:
 
 def _how_to_go_on(folder: Path) -> str:
     """With runs that were stopped, or with the report on them; without a record, the same command is as good."""
-    from hybridfl.records import FINISHED
-    from hybridfl.run_folder import RUN
+    from hybridfl.records import FINISHED, RECORDS, RUN
 
     runs = [path.parent for path in folder.rglob(RUN)] if folder.is_dir() else []
     name = shlex.quote(str(folder))
-    records = [run / "records.jsonl" for run in runs]
+    records = [run / RECORDS for run in runs]
     if not any(path.exists() and path.stat().st_size for path in records):
         return again()
     if all((run / FINISHED).exists() for run in runs):
@@ -518,7 +560,7 @@ def _play(
         if id(plan) in latest:
             typer.echo(_ended(plan, latest[id(plan)]))
     if not quiet and not interrupted:
-        typer.echo(f"{took:.1f} s here. Results: {root}    Report: hybridfl report {root}")
+        typer.echo(f"{took:.1f} s here. Results: {root}    Report: hybridfl report {shlex.quote(str(root))}")
     if interrupted:
         _stopped(root)
     if any(record.has_diverged for record in latest.values()):

@@ -105,6 +105,7 @@ def import_trace(
     layout: Annotated[str, typer.Argument(help="fedscale-capacity or fedscale-availability.")],
     source: Annotated[Path, typer.Argument(help="FedScale's file: a pickle of plain values, or the same as JSON.")],
     target: Annotated[Path, typer.Argument(help="The CSV file to write.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Write it even if there is such a file.")] = False,
 ) -> None:
     """Make a trace of another framework one of ours, for `Recorded` and `RecordedAvailability`."""
     from hybridfl.traces import import_fedscale_availability, import_fedscale_capacity
@@ -119,5 +120,7 @@ def import_trace(
     }
     if layout not in importers:
         raise InputError(f"Unknown layout '{layout}'.{nearest(layout, importers)} Known: {', '.join(importers)}.")
+    if target.exists() and not overwrite:
+        raise InputError(f"'{target}' is there already: give another path, or --overwrite.")
     importer, usage = importers[layout]
     typer.echo(f"{counted(importer(source, target), 'device')} in {target}. Use it with {usage.format(target)}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
+import click
 import typer
 
 from hybridfl.errors import InputError, nearest
@@ -22,6 +24,18 @@ def _apply_preset(context: typer.Context, name: str | None) -> str | None:
             raise InputError(f"Unknown preset '{name}'.{nearest(name, PRESETS)} Known: {', '.join(PRESETS)}.")
         context.default_map = dict(PRESETS[name])
     return name
+
+
+class Folder(click.ParamType):
+    """A path that is no empty text: that would stand for the current folder, and is a variable of a shell that is not set."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if value == "":
+            named = param.opts[0] if param is not None and param.opts else "The folder"
+            raise InputError(f"{named} '' names no folder: give one, or '.' for the current one.")
+        return Path(value)
 
 
 PresetOption = Annotated[

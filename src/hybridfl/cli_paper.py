@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hybridfl.cli_data import DataDirOption
-from hybridfl.cli_options import DeviceOption, QuietOption
+from hybridfl.cli_options import DeviceOption, Folder, QuietOption
 from hybridfl.cli_stopping import stoppable
 from hybridfl.errors import InputError, nearest
 from hybridfl.wording import counted
@@ -25,7 +25,9 @@ def reproduce(
     seeds: Annotated[
         int | None, typer.Option(help="Seeds 0, 1, … (default: 5, and 3 for recurrent models)", show_default=False)
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for runs, results, figures and the page.")] = Path("results/paper"),
+    out: Annotated[
+        Path, typer.Option(help="Folder for runs, results, figures and the page.", click_type=Folder())
+    ] = Path("results/paper"),
     quick: Annotated[
         bool, typer.Option("--quick", help="A tiny run of everything, in two minutes: does it all work?")
     ] = False,

@@ -14,10 +14,13 @@ from hybridfl.errors import InputError, require_whole
 from hybridfl.free_memory import check_room
 from hybridfl.plan import Run
 from hybridfl.protocol import Algorithm
-from hybridfl.records import check_apart, check_folder, difference, load_config
+from hybridfl.records import check_apart, check_folder, difference, difference_of_seeds, load_config
 from hybridfl.task import Task
 from hybridfl.tasks import TaskRecipe
 from hybridfl.timing import Pace, PaperDelays
+
+MOST_LETTERS = 200
+"""Of a folder's name: disks take 255."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,13 @@ def folder_of(out: Path, run: Run) -> Path:
 
 def slug(text: str) -> str:
     """A text as the name of a folder."""
-    return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-") or "run"
+    name = re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-") or "run"
+    if len(name) > MOST_LETTERS:
+        raise InputError(
+            f"'{text[:40]}…' has {len(text):,} letters and is too long to name a folder: give the algorithm a label, "
+            "'small=FedBuff(buffer=5)' for example, or name the folder (--out)."
+        )
+    return name
 
 
 def check_out(out: Path, runs: Sequence[Run]) -> None:
@@ -88,10 +97,13 @@ def check_out(out: Path, runs: Sequence[Run]) -> None:
     for folder, run in zip(folders, runs, strict=True):
         check_folder(folder, run.config)
     configs = [run.config for run in runs]
+    by_label = {config["label"]: config for config in configs}
     for path in sorted(out.rglob("run.json")) if out.is_dir() else []:
         found = load_config(path.parent)
         nearest = next((config for config in configs if config["seed"] == found["seed"]), configs[0])
         differing = difference(found, nearest)
+        if not differing and found["label"] in by_label:
+            differing = difference_of_seeds(found, by_label[found["label"]])
         if differing:
             raise InputError(
                 f"'{path.parent}' cannot be compared with this ({differing}): choose another folder, or remove that one."

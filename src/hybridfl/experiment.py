@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hybridfl.algorithms.guard import Guard
+from hybridfl.algorithms.guard import Guard, Guarded
 from hybridfl.conditions import Conditions
 from hybridfl.engines import CPU, device_named, warn_if_slow
 from hybridfl.errors import InputError
@@ -31,6 +31,7 @@ from hybridfl.records import (
     check_apart,
     check_folder,
     load,
+    named_folder,
 )
 from hybridfl.run_folder import RunFolder
 from hybridfl.saving import FolderSaves
@@ -89,14 +90,18 @@ def _played(plan: Run, device: str | torch.device) -> Iterator[Event]:
 
 def _warn_of_divergence(plan: Run, record: Record) -> None:
     if record.has_diverged:
+        is_exposed = bool(plan.stage.timing.is_hostile.any()) and not isinstance(plan.stage.algorithm, Guarded)
         log.warning(
             "%s on %s, seed %d, has diverged at version %d, after %g s: its weights or losses are not finite, and it ends "
-            "there. Use a smaller learning rate, or clip the gradients.",
+            "there. %s",
             plan.name,
             plan.task.name,
             plan.seed,
             record.version,
             record.seconds,
+            "Its fleet has hostile devices: refuse their updates by a guard, --guard on (in Python guard=Guard())."
+            if is_exposed
+            else "Use a smaller learning rate, or clip the gradients.",
         )
 
 
@@ -134,7 +139,7 @@ def simulate(
     _warn_of_other_weights(task)
     if out is None:
         return _in_memory(plan, device)
-    folder = Path(out)
+    folder = named_folder("out", out)
     records = save_all([plan], [folder], device, checkpoint_every=checkpoint_every, fresh=fresh)
     files = RunFolder(folder, plan.config)
     if not fresh and files.is_finished:

@@ -40,15 +40,26 @@ def drawn_up(
     return conditions_of(fleet).of(Roster(np.full(devices, samples), model_bytes, seed))
 
 
-def stretches(timing: FleetTiming, device: int, seconds: float, most: int = 10_000) -> list[Stretch]:
-    """What one device does from 0 on."""
+MOST_IN_A_COLUMN = 20
+"""Of so many jobs in one place of the picture, none can be told from the others, and the rest of them is passed over."""
+
+
+def stretches(
+    timing: FleetTiming, device: int, seconds: float, most: int = MOST_IN_A_COLUMN, each: float = math.inf
+) -> list[Stretch]:
+    """What one device does from 0 on: at `most` so many jobs in `each` so many seconds, by default in all."""
     found: list[Stretch] = []
-    at = timing.returns(device, 0.0)
-    while at < seconds and len(found) < most:
+    at, end, count = timing.returns(device, 0.0), each, 0
+    while at < seconds:
+        if at >= end:
+            end, count = max(end, math.floor(at / each) * each) + each, 0
+        if count == most:
+            at = timing.returns(device, end)
+            continue
         trip = timing(Job(device, len(found), _NOTHING, _WORK, at))
         took = trip.seconds if isinstance(trip, Loss) else trip
         found.append(Stretch(at, at + took, trip.reason if isinstance(trip, Loss) else None))
-        at = timing.returns(device, at + took)
+        at, count = timing.returns(device, at + took), count + 1
     return found
 
 
@@ -63,8 +74,9 @@ def timeline(timing: FleetTiming, devices: Sequence[int], seconds: float, column
 def _line(timing: FleetTiming, device: int, seconds: float, columns: int) -> str:
     letters = [AWAY] * columns
     width = seconds / columns
-    for number, job in enumerate(stretches(timing, device, seconds)):
-        first, last = math.floor(job.begin / width), min(columns, math.ceil(job.end / width))
+    for number, job in enumerate(stretches(timing, device, seconds, each=width)):
+        first = math.floor(job.begin / width)
+        last = min(columns, max(first + 1, math.ceil(job.end / width)))
         letter = LOST if job.lost else MANY if job.end - job.begin < width else AT_WORK[number % 2]
         letters[first:last] = [letter] * (last - first)
     at_middle = [(column + 0.5) * width for column in range(columns)]

@@ -12,7 +12,8 @@ from html import escape
 from hybridfl import charts
 from hybridfl.interval import Interval
 from hybridfl.records import SavedRun
-from hybridfl.summary import Measure, Row, badness, by_label, finals, is_bound, measure_of
+from hybridfl.summary import Measure, Row, badness, baseline_name, by_label, finals, is_bound, measure_of
+from hybridfl.wording import listed
 
 Groups = dict[str, list[SavedRun]]
 
@@ -29,7 +30,7 @@ def headline(runs: Sequence[SavedRun], rows: Sequence[Row], target: float) -> st
     return " ".join(
         [
             *_end_sentences(hero, rivals, measure, groups),
-            *_target_sentences(hero, rivals, target, charts.seconds_of(runs)),
+            *_target_sentences(hero, rivals, target, charts.seconds_of(runs), escape(baseline_name(runs) or "")),
             *(
                 f"With all the data in one place, {_name(row)} reaches {shown(row, measure)}"
                 f"{' by device' if measure == 'device_accuracy' else ''}: the upper bound."
@@ -87,7 +88,7 @@ def paired(group: Sequence[SavedRun], other: Sequence[SavedRun], measure: Measur
     return Interval.of([ours[seed] - theirs[seed] for seed in ours if seed in theirs])
 
 
-def _target_sentences(hero: Row, rivals: Sequence[Row], target: float, seconds: str) -> Iterator[str]:
+def _target_sentences(hero: Row, rivals: Sequence[Row], target: float, seconds: str, fedavg: str) -> Iterator[str]:
     """Who reached the target first, and when the algorithm that the page is about did."""
     if math.isnan(target):
         return
@@ -95,17 +96,20 @@ def _target_sentences(hero: Row, rivals: Sequence[Row], target: float, seconds: 
     if not reached:
         yield f"The target of {percent(target)} by sample is not reached by any."
         return
-    first = min(reached, key=lambda row: row.seconds_to_target)
-    first_at = f"the target of {percent(target)} by sample after {first.seconds_to_target:.1f} {seconds}"
-    if first is not hero:
+    least = min(row.seconds_to_target for row in reached)
+    first = [row for row in reached if row.seconds_to_target == least]
+    first_at = f"the target of {percent(target)} by sample after {least:.1f} {seconds}"
+    if len(first) > 1:
+        reaches = f"{listed([_name(row) for row in first])} are the first at {first_at}, at the same time"
+    else:
+        reaches = f"{_name(first[0])} is the first at {first_at}" if rivals else f"It reaches {first_at}"
+    if hero not in first:
         own = f"reaches it after {hero.seconds_to_target:.1f}" if hero in reached else "does not reach it"
-        yield f"{_name(first)} is the first at {first_at}; {_name(hero)} {own}."
-        return
-    reaches = f"{_name(hero)} is the first at {first_at}" if rivals else f"It reaches {first_at}"
-    if math.isfinite(hero.speedup_bound):
-        yield f"{reaches}; FedAvg does not reach it, in a run {times(hero.speedup_bound)} as long."
+        yield f"{reaches}; {_name(hero)} {own}."
+    elif math.isfinite(hero.speedup_bound):
+        yield f"{reaches}; {fedavg} does not reach it, in a run {times(hero.speedup_bound)} as long."
     elif math.isfinite(hero.speedup) and hero.speedup != 1:
-        yield f"{reaches}; FedAvg needs {times(hero.speedup)} as long."
+        yield f"{reaches}; {fedavg} needs {times(hero.speedup)} as long."
     else:
         yield f"{reaches}."
 

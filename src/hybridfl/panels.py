@@ -286,9 +286,7 @@ def staleness_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
         "x": list(range(len(bins))),
         "y": list(range(len(looks))),
         "z": [_numbers(row) for row in shares],
-        "text": [[f"{100 * share:.0f}" if share >= 0.005 else "" for share in row] for row in shares],
         "customdata": [[charts.bin_name(each) for each in bins]] * len(looks),
-        "texttemplate": "%{text}",
         "hovertemplate": "staleness %{customdata}: %{z:.1%} of the merged updates<extra></extra>",
         "colorscale": _colorscale(charts.NONE_TO_ALL),
         "zmin": 0,
@@ -303,13 +301,33 @@ def staleness_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
             "title": {"text": "staleness (versions)"},
             "tickvals": list(range(len(bins))),
             "ticktext": [charts.bin_name(each) for each in bins],
+            "range": [-0.5, len(bins) - 0.5],
             "showgrid": False,
             "showline": False,
         },
         yaxis={**_rows([names[label] for label in looks]), "showgrid": False},
         hovermode="closest",
     )
-    return {"": {"data": [heatmap], "layout": layout}}
+    return {"": {"data": [heatmap, _percents(shares)], "layout": layout}}
+
+
+DEEP = 0.65
+"""From this share on a cell's colour is so deep, on a dark page so light, that the page's own colour is read best on it."""
+
+
+def _percents(shares: Sequence[Floats]) -> Figure:
+    """What is written in the cells of the heatmap, which itself would write grey on some of a dark page's colours."""
+    cells = [(x, y, float(share)) for y, row in enumerate(shares) for x, share in enumerate(row) if share >= 0.005]
+    return {
+        "type": "scatter",
+        "mode": "text",
+        "x": [x for x, _, _ in cells],
+        "y": [y for _, y, _ in cells],
+        "text": [f"{100 * share:.0f}" for _, _, share in cells],
+        "textfont": {"size": 12, "color": [WHITE if share >= DEEP else BLACK for _, _, share in cells]},
+        "hoverinfo": "skip",
+        "showlegend": False,
+    }
 
 
 def timeline_figure(run: SavedRun, end: float) -> Figure:

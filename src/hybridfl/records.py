@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
+import shlex
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -12,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hybridfl.errors import InputError
+
+log = logging.getLogger("hybridfl")
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,9 @@ class Arrival:
 Config = Mapping[str, Any]
 
 
+RUN = "run.json"
+RECORDS = "records.jsonl"
+ARRIVALS = "arrivals.jsonl"
 DEVICES = "devices.jsonl"
 FINISHED = "finished.json"
 
@@ -150,6 +157,13 @@ def check_apart(names: Sequence[str], folders: Sequence[Path]) -> None:
         owners[place] = name
 
 
+def named_folder(what: str, given: str | Path) -> Path:
+    """A path as it is; an empty text, which would stand for the current folder, is refused."""
+    if given == "":
+        raise InputError(f"{what}='' names no folder: give one, or '.' for the current one.")
+    return Path(given)
+
+
 def check_folder(folder: Path, config: Config) -> None:
     """Refuse a folder that cannot be written or that holds the results of another configuration."""
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
@@ -160,7 +174,7 @@ def check_folder(folder: Path, config: Config) -> None:
             pass
     except OSError as error:
         raise InputError(f"Cannot write to '{nearest}' ({error.strerror}): choose another folder.") from None
-    if (folder / "run.json").exists():
+    if (folder / RUN).exists():
         found, wanted = _flat(identity(load_config(folder))), _flat(identity(config))
         for name in wanted:
             if wanted[name] != found.get(name) and name == "task checksum":
@@ -181,7 +195,7 @@ def changed_code(folder: Path, config: Config) -> list[str]:
 
     Bytecode of another Python cannot be compared: then it is Python that has changed.
     """
-    found = load_config(folder) if (folder / "run.json").exists() else {}
+    found = load_config(folder) if (folder / RUN).exists() else {}
     was, now = found.get("code"), config.get("code", {})
     if was is None:  # of a version that did not yet write it down; what is under way goes on from its checkpoint
         return ["code, which it does not name,"] if (folder / FINISHED).exists() else []
@@ -220,19 +234,37 @@ def setting(config: Config, with_seed: bool) -> dict[str, Any]:
     shared = {name: config[name] for name in ("seconds", "rounds", "evaluate_every")}
     if with_seed:
         return {"task": task, "timing": timing, **shared}
-    of_seed = ("train_samples", "test_samples", "checksum")
-    return {
-        "task": {name: value for name, value in task.items() if name not in of_seed},
-        "timing": timing,
-        **shared,
-    }
+    return {"task": _whatever_the_seed(task), "timing": timing, **shared}
+
+
+OF_SEED = ("train_samples", "test_samples", "checksum")
+"""What the seed decides of a task."""
+
+
+def _whatever_the_seed(task: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in task.items() if name not in OF_SEED}
+
+
+def difference_of_seeds(one: Config, other: Config) -> str | None:
+    """The first thing, beside the seed and what it decides, in which two runs of one label differ, in words; None: nothing."""
+    left, right = (
+        _flat({**_NOTHING_SAID, **identity(each), "task": _whatever_the_seed(each["task"])}) for each in (one, other)
+    )
+    return _first_difference(left, right, besides=("seed",))
+
+
+_NOTHING_SAID: Config = {"guard": "None"}
+"""What a `run.json` of earlier versions, which did not have it, means."""
 
 
 def difference(one: Config, other: Config) -> str | None:
     """The first thing in which two runs differ that should be compared, in words; None if they can be."""
     with_seed = one["seed"] == other["seed"]
-    left, right = _flat(setting(one, with_seed)), _flat(setting(other, with_seed))
-    names = [name for name in left | right if left.get(name) != right.get(name)]
+    return _first_difference(_flat(setting(one, with_seed)), _flat(setting(other, with_seed)))
+
+
+def _first_difference(left: dict[str, Any], right: dict[str, Any], besides: Sequence[str] = ()) -> str | None:
+    names = [name for name in left | right if left.get(name) != right.get(name) and name not in besides]
     return f"{names[0]} {left.get(names[0])!r} and {right.get(names[0])!r}" if names else None
 
 
@@ -250,12 +282,12 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def load_config(folder: Path) -> Config:
     """Read a run's configuration."""
     try:
-        config = json.loads((folder / "run.json").read_text())
+        config = json.loads((folder / RUN).read_text())
         if {"label", "algorithm", "task", "timing", "seed", "seconds", "rounds", "evaluate_every"} <= set(config):
             return dict(config)
     except (OSError, ValueError, TypeError):
         pass
-    raise InputError(f"'{folder / 'run.json'}' is not a run's configuration: remove the folder, or choose another.")
+    raise InputError(f"'{folder / RUN}' is not a run's configuration: remove the folder, or choose another.")
 
 
 def check_finished(folder: Path) -> None:
@@ -264,29 +296,31 @@ def check_finished(folder: Path) -> None:
         return
     try:
         said = json.loads((folder / FINISHED).read_text())
-        checksums = {name: said[name]["checksum"] for name in ("arrivals.jsonl", "records.jsonl")}
+        names = [ARRIVALS, RECORDS, *(name for name in (DEVICES, RUN) if name in said)]  # earlier versions kept two
+        checksums = {name: said[name]["checksum"] for name in names}
     except (OSError, ValueError, KeyError, TypeError):
         changed = [FINISHED]
     else:
-        changed = [name for name, checksum in checksums.items() if _checksum(folder / name) != checksum]
+        changed = [name for name, checksum in checksums.items() if checksum_of(folder / name) != checksum]
     if changed:
         raise InputError(
             f"'{folder / changed[0]}' is not what it was when the run ended: put it back, or remove the folder and run again."
         )
 
 
-def _checksum(path: Path) -> str:
+def checksum_of(path: Path) -> str:
+    """Of what is in a file; one that is not there counts as empty."""
     return hashlib.blake2b(path.read_bytes() if path.exists() else b"", digest_size=16).hexdigest()
 
 
 def load(folder: str | Path) -> SavedRun:
     """Read one run's folder; a last line that was cut off in the middle is left out, and what was changed is refused."""
     folder = Path(folder)
-    config = load_config(folder)
     check_finished(folder)
+    config = load_config(folder)
     try:
-        records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / "records.jsonl"))
-        arrivals = tuple(Arrival(**_known(row, Arrival)) for row in _rows(folder / "arrivals.jsonl"))
+        records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / RECORDS))
+        arrivals = tuple(Arrival(**_known(row, Arrival)) for row in _rows(folder / ARRIVALS))
         devices = tuple(DeviceScore(**_known(row, DeviceScore)) for row in _rows(folder / DEVICES))
     except (ValueError, TypeError) as error:
         raise InputError(f"The records in '{folder}' cannot be read ({error}): give a folder of results.") from None
@@ -297,13 +331,22 @@ def load_all(folder: str | Path) -> list[SavedRun]:
     """All runs in or below a folder, in the order of their paths; runs without a record are left out."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise InputError(f"There is no folder '{folder}': run `hybridfl run --out {folder}` first.")
-    runs = [load(path.parent) for path in sorted(folder.rglob("run.json"))]
+        raise InputError(f"There is no folder '{folder}': run `hybridfl run --out {shlex.quote(str(folder))}` first.")
+    runs = [load(path.parent) for path in sorted(folder.rglob(RUN))]
+    _warn_of_orphans(folder)
     if not any(run.records for run in runs):
         raise InputError(
             f"'{folder}' holds no results: give the folder that `hybridfl run --out` or `compare --out` wrote."
         )
     return [run for run in runs if run.records]
+
+
+def _warn_of_orphans(folder: Path) -> None:
+    """Records that nothing says the run of are left out, but not in silence."""
+    orphans = [path.parent for path in sorted(folder.rglob(RECORDS)) if not (path.parent / RUN).exists()]
+    if orphans:
+        others = f" (and {len(orphans) - 1:,} more)" if len(orphans) > 1 else ""
+        log.warning("'%s'%s holds records but no run.json: left out. Put it back, or run again.", orphans[0], others)
 
 
 def line_of(row: Record | Arrival | DeviceScore) -> str:

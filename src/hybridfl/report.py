@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,22 @@ from hybridfl.errors import InputError, require_share
 from hybridfl.fault_table import fault_section
 from hybridfl.headline import NOTHING, Groups, headline, percent, shown, times
 from hybridfl.panels import Control, Panel, panels
-from hybridfl.records import SavedRun, difference, load_all
-from hybridfl.summary import TAIL, Measure, Row, by_label, default_target, is_bound, is_known, summarise
-from hybridfl.wording import counted
+from hybridfl.records import SavedRun, difference, difference_of_seeds, load_all
+from hybridfl.summary import (
+    TAIL,
+    Measure,
+    Row,
+    baseline_name,
+    by_label,
+    default_target,
+    is_bound,
+    is_known,
+    summarise,
+    unpaired,
+)
+from hybridfl.wording import counted, listed
+
+log = logging.getLogger("hybridfl")
 
 
 def write_report(folder: str | Path, target: float | None = None) -> Path:
@@ -34,6 +48,8 @@ def write_report(folder: str | Path, target: float | None = None) -> Path:
         require_share("target", target)
     runs = load_all(folder)
     check_comparable(runs, folder)
+    for line in [*unpaired(runs), *other_code(runs)]:
+        log.warning("%s", line)
     path = folder / "report.html"
     try:
         path.write_text(render(runs, target), encoding="utf-8")
@@ -54,6 +70,14 @@ def check_comparable(runs: Sequence[SavedRun], folder: Path) -> None:
             raise InputError(
                 f"'{folder}' holds runs that cannot be compared ({differing}): give the folder of one comparison."
             )
+    for label, group in by_label(runs).items():
+        for run in group[1:]:
+            differing = difference_of_seeds(group[0].config, run.config)
+            if differing:
+                raise InputError(
+                    f"'{folder}' holds runs of '{label}' that are not of one algorithm and setting ({differing}, of seeds "
+                    f"{group[0].seed} and {run.seed}): give each setting a label and a folder of its own."
+                )
     (label, seed), count = Counter((run.label, run.seed) for run in runs).most_common(1)[0]
     if count > 1:
         raise InputError(
@@ -75,7 +99,7 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
     return template.substitute(
         title=escape(f"hybridfl report: {runs[0].config['task']['name']}"),
         headline=text,
-        warnings="\n".join(f'<p class="warning">{escape(line)}</p>' for line in [*diverged(runs), *cut_off(runs)]),
+        warnings="\n".join(f'<p class="warning">{escape(line)}</p>' for line in _warnings(runs)),
         table=_table(runs, rows),
         legend=_legend(runs, goal, goal == default_target(runs), text),
         sections="\n".join(_section(panel) for panel in shown),
@@ -84,6 +108,22 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
         plotly=get_plotlyjs(),
         figures=figures.replace("<", "\\u003c"),
     )
+
+
+def _warnings(runs: Sequence[SavedRun]) -> list[str]:
+    return [*diverged(runs), *cut_off(runs), *unpaired(runs), *other_code(runs)]
+
+
+def other_code(runs: Sequence[SavedRun]) -> list[str]:
+    """A line for every algorithm whose seeds were computed by other code of the user's, or by another Python."""
+    lines = []
+    for label, group in by_label(runs).items():
+        codes = [run.config.get("code", {}) for run in group]
+        names = sorted({name for code in codes for name in code})
+        changed = [name for name in names if len({code.get(name) for code in codes}) > 1]
+        if changed:
+            lines.append(f"{label}: its seeds were not computed by the same code ({listed(changed[:3])} differ).")
+    return lines
 
 
 def diverged(runs: Sequence[SavedRun]) -> list[str]:
@@ -149,7 +189,10 @@ def _columns(runs: Sequence[SavedRun], groups: Groups) -> dict[str, Callable[[Ro
         if is_known(runs, "straggler_accuracy"):
             columns["by sample, on stragglers' data"] = lambda row: percent(row.straggler_accuracy)
         columns[f"{charts.seconds_of(runs)} to target"] = lambda row: _seconds(row.seconds_to_target)
-        columns["speed-up over FedAvg"] = lambda row: NOTHING if is_bound(groups[row.algorithm]) else _speedup(row)
+        if (name := baseline_name(runs)) is not None:
+            columns[f"speed-up over {escape(charts.short(name))}"] = lambda row: (
+                NOTHING if is_bound(groups[row.algorithm]) else _speedup(row)
+            )
     else:
         columns["final test loss"] = lambda row: _final(row, "test_loss")
     columns["updates discarded"] = lambda row: _discarded(row, groups[row.algorithm])
@@ -180,8 +223,8 @@ def _legend(runs: Sequence[SavedRun], target: float, is_default: bool, text: str
     """What the table means, and the words of the text above it."""
     origin = "95 % of the best that a federated algorithm ends at" if is_default else "as given"
     lines = [
-        f"All figures are means over the last {100 * TAIL:.0f} % of a run's {charts.seconds_of(runs)}, then over seeds; "
-        "± is the standard deviation over seeds.",
+        f"All figures are means over the records of the last {100 * TAIL:.0f} % of a run's {charts.seconds_of(runs)}, then "
+        "over seeds; ± is the standard deviation over seeds.",
     ]
     if is_known(runs, "device_accuracy"):
         lines.append(
@@ -192,9 +235,14 @@ def _legend(runs: Sequence[SavedRun], target: float, is_default: bool, text: str
     if math.isfinite(target):
         lines.append(
             f"The target is a test accuracy by sample of {percent(target)}, {origin}; {NOTHING} where the mean over seeds "
-            "never reaches it. Speed-up: FedAvg's seconds to the target over the algorithm's; &gt; where FedAvg never "
-            "reaches it, and its whole run counts instead."
+            "never reaches it."
         )
+        if (name := baseline_name(runs)) is not None:
+            name = escape(name)
+            lines.append(
+                f"Speed-up: {name}'s seconds to the target over the algorithm's; &gt; where {name} never reaches it, and its "
+                "whole run counts instead."
+            )
     elif is_known(runs, "test_accuracy"):
         lines.append("No federated algorithm sets a target.")
     if any(word in text for word in ("ahead of", "behind", "level with")):
@@ -216,7 +264,7 @@ def _section(panel: Panel) -> str:
     controls += "".join(_switch(f"{panel.name}-{word}", word, text) for word, text in panel.options.items())
     return (
         f'<section data-panel="{panel.name}">\n<h2>{panel.title}</h2>\n<p class="note">{panel.caption}</p>\n'
-        f'{controls}\n<div class="scroll"><div class="plot"></div></div>\n</section>'
+        f'{controls}\n<div class="frame"><div class="scroll"><div class="plot"></div></div></div>\n</section>'
     )
 
 

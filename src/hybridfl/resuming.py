@@ -8,8 +8,7 @@ from pathlib import Path
 from hybridfl.algorithms.local_work import FullWork
 from hybridfl.errors import InputError
 from hybridfl.plan import Run
-from hybridfl.records import DEPLOYED, Config, check_folder, load_config
-from hybridfl.run_folder import RUN
+from hybridfl.records import DEPLOYED, RUN, Config, check_folder, load_config
 from hybridfl.spelling import read_algorithm, read_fleet, read_guard, read_task
 from hybridfl.task import Task
 

@@ -6,7 +6,7 @@ arrivals.jsonl      one line a job's end
 checkpoints/        what it goes on from, while it is under way
 model.safetensors   the model it ended with: what `load_state_dict` takes
 devices.jsonl       one line per device that has test samples: how those weights do on them
-finished.json       that it has ended
+finished.json       that it has ended, with checksums of the others but the model
 """
 
 from __future__ import annotations
@@ -27,11 +27,22 @@ from torch import Tensor, nn
 
 from hybridfl.checkpoints import write_aside
 from hybridfl.errors import InputError
-from hybridfl.records import DEVICES, FINISHED, Arrival, Config, DeviceScore, Record, line_of
+from hybridfl.records import (
+    ARRIVALS,
+    DEVICES,
+    FINISHED,
+    RECORDS,
+    RUN,
+    Arrival,
+    Config,
+    DeviceScore,
+    Record,
+    checksum_of,
+    line_of,
+)
 
 CHECKPOINTS = "checkpoints"
 MODEL = "model.safetensors"
-RUN = "run.json"
 
 Position = Mapping[str, Any]
 """How long a file was, in bytes, and the checksum of all that was in it."""
@@ -43,7 +54,7 @@ class RunFolder:
     def __init__(self, folder: Path, config: Config) -> None:
         self.folder = folder
         self.config = config
-        self._arrivals, self._records = Lines(folder / "arrivals.jsonl"), Lines(folder / "records.jsonl")
+        self._arrivals, self._records = Lines(folder / ARRIVALS), Lines(folder / RECORDS)
 
     @property
     def checkpoints(self) -> Path:
@@ -72,9 +83,9 @@ class RunFolder:
     def clear(self) -> None:
         """Back to the beginning of the run."""
         with self._said_in_one_line():
-            write_aside(self.folder / RUN, (json.dumps(self.config, indent=2) + "\n").encode())
             for path in (self.folder / FINISHED, self.folder / MODEL, self.folder / DEVICES):
                 path.unlink(missing_ok=True)
+            write_aside(self.folder / RUN, (json.dumps(self.config, indent=2) + "\n").encode())
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             for lines in self._lines:
                 lines.cut(None)
@@ -101,7 +112,8 @@ class RunFolder:
             if devices:
                 write_aside(self.folder / DEVICES, "".join(map(line_of, devices)).encode())
             write_aside(self.folder / MODEL, save(dict(model)))
-            said = {**self.positions(), "wall_seconds": round(wall_seconds, 3)}
+            fixed = {name: {"checksum": checksum_of(self.folder / name)} for name in (DEVICES, RUN)}
+            said = {**self.positions(), **fixed, "wall_seconds": round(wall_seconds, 3)}
             write_aside(self.folder / FINISHED, (json.dumps(said, indent=2) + "\n").encode())
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 

@@ -125,6 +125,10 @@ def read_algorithm(text: str, local: FullWork = FullWork()) -> Algorithm[Any]:
     return algorithm
 
 
+MOST_LETTERS = 100
+"""Of a label: it names a folder, a row of a table and a line of a legend."""
+
+
 def read_labelled(text: str, local: FullWork) -> tuple[str, Algorithm[Any]]:
     """An algorithm with a label of its own, `small=HFL(round_seconds=2)`; without one, its text is its label."""
     label, sign, spelled = text.partition("=")
@@ -132,6 +136,10 @@ def read_labelled(text: str, local: FullWork) -> tuple[str, Algorithm[Any]]:
         return text, read_algorithm(text, local)
     if not label.strip() or not spelled.strip():
         raise InputError(f"'{text}' is no label and algorithm: write them as small=HFL(round_seconds=2).")
+    if len(label.strip()) > MOST_LETTERS:
+        raise InputError(
+            f"The label '{label.strip()[:20]}…' has {len(label.strip()):,} letters: give one of {MOST_LETTERS} at most."
+        )
     return label.strip(), read_algorithm(spelled, local)
 
 

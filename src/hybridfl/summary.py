@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,15 +12,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridfl.records import Record, SavedRun
+from hybridfl.wording import listed
 
 Floats = NDArray[np.float64]
 Measure = Literal["device_accuracy", "test_accuracy", "test_loss"]
 
 TAIL = 0.15
-"""A final figure is the mean over this last part of a run's virtual time, as single evaluations oscillate."""
+"""A final figure is the mean over the records of this last part of a run's virtual time, as single evaluations oscillate."""
 
 CENTRALISED = "SSGD("
 """S-SGD holds all the data in one place: it is the upper bound, not a contestant, and sets no target."""
+
+FEDAVG = "FedAvg("
+"""What the algorithm of the baseline begins with; FedProx is spelled so too, and told apart by its local work."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +52,12 @@ class Row:
     test_loss: float
     test_loss_std: float
     seconds_to_target: float
-    """Virtual seconds until the mean over seeds of the test accuracy first reaches the target; NaN if it never does."""
+    """Virtual seconds until the mean over seeds of the test accuracy first reaches the target.
+
+    NaN if it never does, and where no seed made a version: what is there then is nobody's work.
+    """
     speedup: float
-    """Seconds to target of FedAvg (the label `fedavg`, else the first that starts so) over this algorithm's."""
+    """Seconds to target of FedAvg (see `baseline`) over this algorithm's."""
     speedup_bound: float
     """Where FedAvg did not reach the target: its whole run over this algorithm's seconds. Else NaN."""
     discarded: float
@@ -64,9 +72,70 @@ def by_label(runs: Sequence[SavedRun]) -> dict[str, list[SavedRun]]:
     return {label: sorted(group, key=lambda saved: saved.seed) for label, group in groups.items()}
 
 
+def has_versions(group: Iterable[SavedRun]) -> bool:
+    """Whether any of these runs made a version: else they show the first model, which nobody trained."""
+    return any(run.records[-1].version > 0 for run in group)
+
+
 def is_bound(group: Sequence[SavedRun]) -> bool:
     """Whether these runs hold all the data in one place: the upper bound, not a contestant."""
     return str(group[0].config["algorithm"]).startswith(CENTRALISED)
+
+
+def fedavgs(runs: Sequence[SavedRun]) -> list[str]:
+    """The labels of what is FedAvg by its algorithm, whatever it is called: `fedavg` first, then in their order as words."""
+    found = [label for label, group in by_label(runs).items() if _is_fedavg(str(group[0].config["algorithm"]))]
+    return sorted(found, key=lambda label: (label != "fedavg", label))
+
+
+def baseline(runs: Sequence[SavedRun]) -> str | None:
+    """Whose seconds the speed-up is over: the label of FedAvg, or of the first if there are several; None without one."""
+    return next(iter(fedavgs(runs)), None)
+
+
+def baseline_name(runs: Sequence[SavedRun]) -> str | None:
+    """What the baseline is called: FedAvg or, where that would not say which, its label; None without one."""
+    found = fedavgs(runs)
+    return "FedAvg" if found == ["fedavg"] else baseline(runs)
+
+
+def _is_fedavg(algorithm: str) -> bool:
+    """Without FedProx's marks, a pull towards the joint model or partial work."""
+    is_fedprox = "PartialWork(" in algorithm or re.search(r"\bproximal=(?!0(\.0)?[,)])", algorithm) is not None
+    return algorithm.startswith(FEDAVG) and not is_fedprox
+
+
+def unpaired(runs: Sequence[SavedRun]) -> list[str]:
+    """A line where algorithms have different seeds: each seed has other data, and makes other devices slow."""
+    owners: dict[tuple[int, ...], list[str]] = {}
+    for label, group in by_label(runs).items():
+        owners.setdefault(tuple(run.seed for run in group), []).append(label)
+    if len(owners) < 2:
+        return []
+    said = "; ".join(
+        f"{listed(labels)} {'has' if len(labels) == 1 else 'have'} {_seeds_in_words(seeds)}"
+        for seeds, labels in owners.items()
+    )
+    return [
+        f"The algorithms have different seeds ({said}): every seed has other data, so their figures are not paired. Run all "
+        "on the same seeds."
+    ]
+
+
+def _seeds_in_words(seeds: Sequence[int]) -> str:
+    """`0`, `0 and 1`, `0 to 4 and 7`."""
+    stretches: list[list[int]] = []
+    for seed in seeds:
+        if stretches and seed == stretches[-1][-1] + 1:
+            stretches[-1].append(seed)
+        else:
+            stretches.append([seed])
+    words = [
+        word
+        for each in stretches
+        for word in ([f"{each[0]} to {each[-1]}"] if len(each) > 2 else [str(seed) for seed in each])
+    ]
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {listed(words)}"
 
 
 def is_known(runs: Sequence[SavedRun], name: str) -> bool:
@@ -82,7 +151,7 @@ def measure_of(runs: Sequence[SavedRun]) -> Measure:
 
 
 def tail_mean(records: Sequence[Record], name: str) -> float:
-    """The mean of one column over the last part of the run's virtual time."""
+    """The mean of one column over the records of the last part of the run's virtual time; each counts alike."""
     start = records[-1].seconds * (1 - TAIL)
     return float(np.mean([getattr(record, name) for record in records if record.seconds >= start]))
 
@@ -93,11 +162,13 @@ def finals(group: Sequence[SavedRun], name: str) -> Floats:
 
 
 def default_target(runs: Sequence[SavedRun]) -> float:
-    """95 % of the best final accuracy by sample that any federated algorithm reaches; NaN if none has one."""
+    """95 % of the best final accuracy by sample that any federated algorithm's versions reach; NaN if none has one."""
     reached = [
         accuracy
         for group in by_label(runs).values()
-        if not is_bound(group) and math.isfinite(accuracy := float(finals(group, "test_accuracy").mean()))
+        if not is_bound(group)
+        and has_versions(group)
+        and math.isfinite(accuracy := float(finals(group, "test_accuracy").mean()))
     ]
     return 0.95 * max(reached) if reached else math.nan
 
@@ -107,12 +178,9 @@ def summarise(runs: Sequence[SavedRun], target: float | None = None) -> list[Row
     goal = default_target(runs) if target is None else target
     groups, measure = by_label(runs), measure_of(runs)
     reached = {label: _seconds_to(group, goal) for label, group in groups.items()}
-    candidates = sorted(
-        (label for label in groups if label.lower().startswith("fedavg")), key=lambda name: name != "fedavg"
-    )
-    baseline = candidates[0] if candidates else None
-    needed = reached[baseline] if baseline else math.nan
-    endured = _whole_run(groups[baseline]) if baseline else math.nan
+    fedavg = baseline(runs)
+    needed = math.nan if fedavg is None else reached[fedavg]
+    endured = math.nan if fedavg is None else _whole_run(groups[fedavg])
     rows = [
         _row(
             label,
@@ -161,7 +229,7 @@ def held(at: Floats, instants: Floats, values: Floats) -> Floats:
 
 def _seconds_to(group: Sequence[SavedRun], target: float) -> float:
     """Seeds have other data and other records; a joint model counts until the next one is recorded."""
-    if any(run.has_diverged for run in group):
+    if any(run.has_diverged for run in group) or not has_versions(group):
         return math.nan
     seconds = [np.array([record.seconds for record in saved.records]) for saved in group]
     accuracy = [np.array([record.test_accuracy for record in saved.records]) for saved in group]

@@ -163,16 +163,26 @@ def _read(path: Path, kind: Kind) -> _Trace:
     if table.kind != kind:
         raise InputError(f"'{path}' holds {table.kind}, not {kind}: give a file with {','.join(_COLUMNS[kind])}.")
     device, *others = (table.columns.index(name) for name in _COLUMNS[kind])
-    names = [str(row[device]) for row in table.rows]
+    names = [_device(table, index, row[device]) for index, row in enumerate(table.rows)]
     known: dict[str, int] = {}
     devices = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
     return _Trace(table, names, devices, tuple(_numbers(table, column) for column in others))
+
+
+def _device(table: _Table, index: int, name: Any) -> str:
+    if name is None or not str(name).strip():
+        raise table.error(
+            index, "device is empty, and its records would be one device's with those of all others without a name"
+        )
+    return str(name)
 
 
 def _numbers(table: _Table, column: int) -> NDArray[np.float64]:
     numbers = np.empty(len(table.rows))
     for index, row in enumerate(table.rows):
         try:
+            if isinstance(row[column], bool):  # JSON's true would pass for 1
+                raise TypeError
             numbers[index] = float(row[column])
         except (TypeError, ValueError):
             raise table.error(index, f"{table.columns[column]}={row[column]!r} is not a number") from None
@@ -296,7 +306,12 @@ def _fedscale_stretches(
 
 
 def _number(source: str | Path, device: str, name: str, value: Any, above_zero: bool = False) -> float:
-    if isinstance(value, int | float) and 0 <= value < math.inf and (value > 0 or not above_zero):
+    if (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and 0 <= value < math.inf
+        and (value > 0 or not above_zero)
+    ):
         return float(value)
     least = "above 0" if above_zero else "0 or more"
     raise InputError(f"'{source}', device {device}: {name}={value!r} must be a number, {least} and finite.")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def counted(count: int, thing: str, things: str = "") -> str:
     """`1 device`, `2 devices`, `300,000 devices`; a thing that takes no s is given in its plural too."""
     return f"{count:,} {thing if count == 1 else things or thing + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join([*([", ".join(words[:-1])] if len(words) > 1 else []), *words[-1:]])
 
 
 def in_bytes(count: float) -> str:

@@ -81,7 +81,7 @@ def test_with_nobody_there_they_wait_until_somebody_comes(algorithm: Algorithm[A
 def test_bad_numbers_are_refused(make: Any) -> None:
     with pytest.raises(InputError, match="concurrency=0"):
         make(concurrency=0)
-    with pytest.raises(InputError, match="11 participants a round, but the fleet has 10"):
+    with pytest.raises(InputError, match="concurrency=11, but the fleet has 10 devices: ask for 10 at most"):
         make(concurrency=11).init(vector(1.0), FLEET)
 
 

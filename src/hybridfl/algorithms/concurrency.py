@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hybridfl.algorithms.sampling import drawn
+from hybridfl.errors import InputError
 from hybridfl.protocol import Fleet
+from hybridfl.wording import counted
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,11 @@ def wake_at(crew: Crew, fleet: Fleet, concurrency: int | None, now: float) -> fl
 
 def first_crew(fleet: Fleet, concurrency: int | None) -> tuple[Crew, list[int]]:
     """Who begins."""
+    if concurrency is not None and concurrency > len(fleet):
+        raise InputError(
+            f"concurrency={concurrency:,}, but the fleet has {counted(len(fleet), 'device')}: ask for {len(fleet):,} at "
+            "most, or leave it out, and everybody is at work."
+        )
     everyone = Crew(away=frozenset(range(len(fleet)))) if concurrency is None else Crew()
     return next_crew(everyone, fleet, concurrency, frozenset(), 0.0)
 

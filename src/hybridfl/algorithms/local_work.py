@@ -14,6 +14,16 @@ from hybridfl.errors import InputError, require_positive, require_share, require
 from hybridfl.protocol import Fleet, Job, Vector, Work
 from hybridfl.randomness import generator
 
+LEAST_RATE = 1e-30
+"""What is much smaller is 0 in float32, in which steps are made."""
+
+
+def require_rate(name: str, rate: Any) -> None:
+    """A learning rate is above 0, in float32 too."""
+    require_positive(name, rate)
+    if rate < LEAST_RATE:
+        raise InputError(f"{name}={rate} is 0 in float32: give {LEAST_RATE:g} or more.")
+
 
 class Schedule(Protocol):
     """η_t, the learning rate of version t."""
@@ -28,7 +38,7 @@ class InverseTime:
     initial: float = 0.1
 
     def __post_init__(self) -> None:
-        require_positive("learning rate", self.initial)
+        require_rate("learning rate", self.initial)
 
     def __call__(self, version: int) -> float:
         return self.initial / (1 + version)
@@ -41,7 +51,7 @@ class InverseSqrt:
     initial: float = 0.1
 
     def __post_init__(self) -> None:
-        require_positive("learning rate", self.initial)
+        require_rate("learning rate", self.initial)
 
     def __call__(self, version: int) -> float:
         return float(self.initial / (1 + version) ** 0.5)
@@ -54,7 +64,7 @@ class ConstantRate:
     rate: float = 0.1
 
     def __post_init__(self) -> None:
-        require_positive("learning rate", self.rate)
+        require_rate("learning rate", self.rate)
 
     def __call__(self, version: int) -> float:
         return self.rate
@@ -68,7 +78,7 @@ class Cosine:
     versions: int = 200
 
     def __post_init__(self) -> None:
-        require_positive("learning rate", self.initial)
+        require_rate("learning rate", self.initial)
         require_whole("versions", self.versions)
 
     def __call__(self, version: int) -> float:
@@ -79,7 +89,7 @@ class Cosine:
 def schedule_of(rate: Any) -> Schedule:
     """A schedule as it is; a number is a rate that stays."""
     if isinstance(rate, int | float | np.number):
-        require_positive("learning_rate", rate)
+        require_rate("learning_rate", rate)
         return ConstantRate(float(rate))
     if not callable(rate):
         raise InputError(

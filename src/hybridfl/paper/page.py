@@ -82,9 +82,9 @@ Unless a figure says otherwise: 100 devices, 90 % of them stragglers that take u
 rounds, E = 5 local epochs, batches of 64, η_t = 0.1/(1 + t), w_0 = 0, multinomial logistic regression with an L2 term of
 10⁻⁴‖w‖². *HFL as printed* is the paper's Eq. (New) and Eq. (Lambda) letter by letter; *HFL* is our reading, which remembers
 every straggler's last gradient ([why](../reading-of-the-paper.md)); *drift control* goes past the paper. FedAvg chooses devices
-in proportion to their delay, as the paper sets it; *uniform* is the fair choice. *Final* is the mean over the last 15 % of a
-run's virtual time, ± the 95 % confidence interval over seeds (Student's t). A seed decides the data or how they are shared
-out, who is slow, and every draw.
+in proportion to their delay, as the paper sets it; *uniform* is the fair choice. *Final* is the mean over the records of the
+last 15 % of a run's virtual time, ± the 95 % confidence interval over seeds (Student's t). A seed decides the data or how they
+are shared out, who is slow, and every draw.
 
 **Accuracy by sample and by device.** The paper counts every test sample alike, and so do its claims. Where a few devices hold
 most of the samples, that says little of the others: *by device* every device counts alike, on its own samples; *worst tenth* is

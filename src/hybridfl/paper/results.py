@@ -29,7 +29,7 @@ class Result:
     at: float | None
     """Where it stands on a sweep's axis."""
     final_accuracy: float
-    """The mean over the last 15 % of its virtual time."""
+    """The mean over the records of the last 15 % of its virtual time."""
     final_loss: float
     early_swing: float
     """The mean change of accuracy from one record to the next, in the second tenth of the run, and in its last tenth."""
