@@ -1,4 +1,4 @@
-.PHONY: demo test test-flower check format paper-quick bench bench-peers clean
+.PHONY: demo test test-processes test-flower check format paper-quick bench bench-peers clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,8 +15,11 @@ demo: $(INSTALLED)  ## compare HFL with its rivals on synthetic data, and show t
 
 # One thread a worker: two workers with two threads each would only get in each other's way. Tests that start Ray are one
 # worker's (loadgroup): a second Ray on the machine would find the first.
-test: check  ## lint, types and all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+test: check  ## lint, types and the tests, with their coverage
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --cov
+
+test-processes: $(INSTALLED)  ## every command in the docs, Ray, what is killed and stopped, the paper in small; minutes
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup -m processes
 
 test-flower: $(INSTALLED)  ## real SuperLinks and SuperNodes on this machine, killed and cut off; minutes
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m flower

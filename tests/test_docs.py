@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NAMED_IN_MAP = [

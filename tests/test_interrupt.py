@@ -15,6 +15,8 @@ from hybridfl.lockstep import Event
 from hybridfl.saving import FolderSaves
 from hybridfl.tally import Snapshot
 
+pytestmark = pytest.mark.processes
+
 TASK = Synthetic().build(20, 0)
 # A shell that runs these tests in the background ignores SIGINT, and children inherit that.
 HEED = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)

@@ -207,6 +207,7 @@ def test_of_hybridfls_own_parts_there_is_no_piece() -> None:
     assert code["algorithm"] != code_of(algorithm=HFL(local=FullWork(epochs=1)))["algorithm"]
 
 
+@pytest.mark.processes
 def test_digests_do_not_depend_on_the_process(tmp_path: Path) -> None:
     """Sets are ordered by hashes, which differ between processes; modules are compiled once and then read back."""
     (tmp_path / "helpers.py").write_text(HELPERS)
@@ -281,6 +282,7 @@ for each, schedule in zip(losses, schedules, strict=True):
 """
 
 
+@pytest.mark.processes
 def test_a_configuration_has_no_address_and_is_the_same_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "configured.py").write_text(CONFIGURED)
     said = [
@@ -545,6 +547,7 @@ def loss(o, t):
 """
 
 
+@pytest.mark.processes
 def test_strange_values_neither_stop_the_walk_nor_depend_on_the_process(tmp_path: Path) -> None:
     (tmp_path / "strange.py").write_text(STRANGE)
     call = "import strange, warnings; from hybridfl.provenance import code_of; print(code_of(loss=strange.loss))"
@@ -667,6 +670,7 @@ def test_classes_that_types_and_dataclasses_make_are_code() -> None:
         assert one == same != other
 
 
+@pytest.mark.processes
 def test_torchscript_is_code(tmp_path: Path) -> None:
     """It is compiled, and what it was pickled with was nothing."""
     (tmp_path / "scripted.py").write_text(
@@ -692,6 +696,7 @@ def test_torchscript_is_code(tmp_path: Path) -> None:
         assert one != other or one in ("]", "\n", " ", "] ")
 
 
+@pytest.mark.processes
 def test_a_module_run_by_name_has_its_own_name(tmp_path: Path) -> None:
     package = tmp_path / "theirs"
     package.mkdir()

@@ -34,7 +34,11 @@ from hybridfl.timing import PaperDelays
 
 ray = pytest.importorskip("ray")
 LOCAL = FullWork(epochs=2, batch_size=16)
-pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.xdist_group("ray")]  # warnings are Ray's own
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.xdist_group("ray"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ TASK = Synthetic().build(8, 0)
 PLAN = Run(TASK, HFL(local=crashes.LOCAL), flaky(), rounds=8, evaluate_every=0.5)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("name", crashes.ALGORITHMS)
 def test_killed_at_random_moments_a_run_leaves_what_it_would_have_left(name: str) -> None:
     """51 kills in all; `python tests/crashes.py hfl 50` does more of them."""

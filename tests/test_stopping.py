@@ -13,6 +13,8 @@ import pytest
 from hybridfl.cli import _how_to_go_on
 from hybridfl.cli_stopping import stoppable
 
+pytestmark = pytest.mark.processes
+
 Moment = Callable[[Path], bool]
 # A shell that runs these tests in the background ignores SIGINT, and children inherit that.
 HEED = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)

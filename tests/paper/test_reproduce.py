@@ -20,6 +20,8 @@ from hybridfl.paper.studies import STUDIES
 from hybridfl.paper.study import Arm, Study, folder_of
 from hybridfl.records import load
 
+pytestmark = pytest.mark.processes
+
 NAMED = {study.name: study for study in STUDIES}
 SYNTHETIC = [study for study in STUDIES if study.task.startswith("synthetic")]
 
