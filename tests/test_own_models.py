@@ -1,8 +1,10 @@
 """Mistakes with models, losses and samples of one's own: each is refused in one line, or the numbers are right."""
 
+import functools
 import math
 import random
 import threading
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -562,3 +564,198 @@ def test_complex_inputs_are_refused_by_a_model_of_real_weights() -> None:
     devices = [(x.to(torch.complex64), y) for x, y in DEVICES]
     with pytest.raises(InputError, match=r"does not fit the samples, inputs torch\.complex64"):
         go(Task.from_devices(devices, LogisticRegression(4, 3)))
+
+
+class ThroughAList(Net):
+    def prepare(self) -> None:
+        self.held = [self.first.weight, self.last.weight]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return F.linear(F.linear(inputs, self.held[0], self.first.bias).tanh(), self.held[1], self.last.bias)
+
+
+class ThroughAPartial(Net):
+    def prepare(self) -> None:
+        self.slope = nn.Parameter(torch.full((1,), 0.25))
+        self.act = functools.partial(F.prelu, weight=self.slope)
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return self.act(hidden)
+
+
+class AsItShould(Net):
+    def prepare(self) -> None:
+        self.slope = nn.Parameter(torch.full((1,), 0.25))
+
+    def between(self, hidden: Tensor) -> Tensor:
+        return F.prelu(hidden, self.slope)
+
+
+@pytest.mark.parametrize(("held", "plain"), [(ThroughAList, Net), (ThroughAPartial, AsItShould)])
+def test_parameters_that_a_model_reaches_in_its_own_way_are_trained(held: type[Net], plain: type[Net]) -> None:
+    """Stacked, such a model was not trained at all."""
+    found, wanted = (go(Task.from_devices(DEVICES, model())).records for model in (held, plain))
+    assert found[-1].train_loss == pytest.approx(wanted[-1].train_loss, rel=1e-5)
+    assert found[-1].train_loss < found[0].train_loss
+
+
+class Lazily(Net):
+    mean: Tensor | None = None
+
+    def between(self, hidden: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = hidden.detach().mean(0)
+        return hidden - self.mean
+
+
+class WeightsOfTheFirstBatch:
+    weights: Tensor | None = None
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.weights is None:
+            self.weights = 1 / (outputs.detach().square().sum(0) + 1)
+        return F.cross_entropy(outputs, targets, weight=self.weights, reduction="none")
+
+
+def test_what_the_first_batch_decides_is_refused() -> None:
+    """Every thread had another first batch."""
+    with pytest.raises(InputError, match="answers by what it has seen before"):
+        go(Task.from_devices(DEVICES, Lazily()))
+    with pytest.raises(InputError, match="answers by what it has seen before"):
+        go(Task.from_devices(DEVICES, Net(), loss=WeightsOfTheFirstBatch()))
+
+
+SEEN: dict[str, Tensor] = {}
+STEPS = 0
+
+
+class KeepsItOutside(Net):
+    def between(self, hidden: Tensor) -> Tensor:
+        SEEN["mask"] = (hidden > 0).float()
+        return hidden * SEEN["mask"]
+
+
+def counting(outputs: Tensor, targets: Tensor) -> Tensor:
+    global STEPS
+    STEPS += 1
+    return by_sample(outputs, targets) * (1.0 if STEPS < 1000 else 0.1)
+
+
+def test_what_threads_would_share_is_refused() -> None:
+    with pytest.raises(InputError, match=r"keeps something of a batch outside of itself \('.*SEEN'\)"):
+        go(Task.from_devices(DEVICES, KeepsItOutside()))
+    with pytest.raises(InputError, match=r"changes a value .*STEPS"):
+        go(Task.from_devices(DEVICES, Net(), loss=counting))
+
+
+class Merging(Net):
+    """A weight that evaluation computes once, until training begins again."""
+
+    merged: Tensor | None = None
+
+    def train(self, mode: bool = True) -> "Merging":
+        self.merged = None
+        super().train(mode)
+        return self
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            return self.last(self.first(inputs))  # type: ignore[no-any-return]
+        if self.merged is None:
+            self.merged = (self.last.weight @ self.first.weight).detach()
+        bias = self.last.weight @ self.first.bias + self.last.bias
+        return inputs @ self.merged.T + bias
+
+
+def test_scores_are_of_the_weights_that_are_scored() -> None:
+    """What a model caches for evaluation was of the first weights for ever."""
+    task = Task.from_devices(DEVICES, Merging())
+    result = go(task)
+    inputs, targets = task.test.take(torch.from_numpy(task.test.index))
+    with torch.no_grad():
+        wanted = float(by_sample(result.model(inputs), targets).mean())
+    assert result.records[-1].test_loss == pytest.approx(wanted, rel=1e-5)
+
+
+def hardest_of_many(outputs: Tensor, targets: Tensor) -> Tensor:
+    losses = by_sample(outputs, targets)
+    return losses * (losses >= losses.topk(min(16, len(losses))).values[-1])
+
+
+def test_a_loss_that_sees_others_in_large_batches_only_is_refused() -> None:
+    with pytest.raises(InputError, match="depends on the others in its batch"):
+        go(Task.from_devices(DEVICES, Net(), loss=hardest_of_many))
+
+
+def test_a_scale_that_the_batch_decides_is_refused() -> None:
+    """One device's images are scaled already."""
+
+    class Scaling(Net):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(inputs / 255 if float(inputs.max()) > 1.5 else inputs)
+
+    draw = torch.Generator().manual_seed(0)
+    devices = [(torch.rand(20, 4, generator=draw) * (1 if d == 2 else 255), torch.arange(20) % 3) for d in range(6)]
+    with pytest.raises(InputError, match="depends on the others in its batch"):
+        simulate(Task.from_devices(devices, Scaling()), "fedavg", "paper", rounds=1)
+
+
+def test_a_copy_that_is_the_model_itself_is_refused() -> None:
+    class Single(Net):
+        def __deepcopy__(self, memo: object) -> "Single":
+            return self
+
+    with pytest.raises(InputError, match="is the model itself"):
+        go(Task.from_devices(DEVICES, Single()))
+
+
+def test_numbers_that_two_tensors_share_are_refused() -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    layers: Any = tied
+    layers[1].weight.data = layers[0].weight.data
+    with pytest.raises(InputError, match=r"'1\.weight' shares its numbers with '0\.weight'"):
+        Task.from_devices(DEVICES, tied)
+    aliased: Any = chain()
+    aliased[0].alias = aliased[0].weight.data
+    with pytest.raises(InputError, match=r"'0\.alias' shares its numbers"):
+        Task.from_devices(DEVICES, aliased)
+    layers[1].weight = layers[0].weight
+    assert Task.from_devices(DEVICES, tied).first_weights.numel() == 16 + 4 + 4
+
+
+def test_a_patched_layer_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OfOnesOwn(nn.Sequential):
+        pass
+
+    def built(kind: type[nn.Sequential]) -> float:
+        torch.manual_seed(0)
+        return go(Task.from_devices(DEVICES, kind(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))).records[-1].train_loss
+
+    plain = built(nn.Sequential)
+    monkeypatch.setattr(nn.ReLU, "forward", lambda self, inputs: F.leaky_relu(inputs, 0.3))
+    assert built(nn.Sequential) == pytest.approx(built(OfOnesOwn), rel=1e-5)
+    assert abs(built(nn.Sequential) - plain) > 1e-4
+
+
+def test_torchscript_is_refused_as_a_model_and_taken_as_a_loss() -> None:
+    """A copy of a scripted module computes with the first one's weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        model: nn.Module = torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3)))
+        loss = torch.jit.script(by_sample)
+        with pytest.raises(InputError, match="is TorchScript"):
+            go(Task.from_devices(DEVICES, model))
+        found, wanted = (go(Task.from_devices(DEVICES, Net(), loss=each)).records[-1] for each in (loss, by_sample))
+    assert found.train_loss == pytest.approx(wanted.train_loss, rel=1e-5)
+
+
+def test_a_gradient_inside_a_forward_is_taken() -> None:
+    class Forces(Net):
+        def forward(self, inputs: Tensor) -> Tensor:
+            with torch.enable_grad():
+                inputs = inputs.requires_grad_()
+                energy = super().forward(inputs).sum()
+                (force,) = torch.autograd.grad(energy, inputs, create_graph=True)
+            return force[:, :3]
+
+    assert go(Task.from_devices(DEVICES, Forces())).records[-1].version == 2

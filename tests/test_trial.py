@@ -257,7 +257,7 @@ class LaterNoise(Net):
     """Noise that a trial of few samples does not show."""
 
     def between(self, hidden: Tensor) -> Tensor:
-        return hidden + torch.rand_like(hidden) if len(hidden) > 4 else hidden
+        return hidden + torch.rand_like(hidden) if len(hidden) > 64 else hidden
 
 
 @dataclass(frozen=True)

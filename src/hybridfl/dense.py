@@ -29,7 +29,7 @@ class Dense:
         if loss is not cross_entropy or not all(_is_plain(module) for module in model.modules()):
             return None
         if type(model) is LogisticRegression:
-            return cls(((model.linear.out_features, model.linear.in_features, 1),))
+            return cls(((*model.linear.weight.shape, 1),))
         layers = list(model) if type(model) is nn.Sequential else []
         if layers and type(layers[0]) is nn.Flatten and (layers[0].start_dim, layers[0].end_dim) == (1, -1):
             layers = layers[1:]
@@ -37,7 +37,7 @@ class Dense:
         between = [type(each) for each in layers[1::2]]
         if len(linear) != len(between) + 1 or not all(kind in ACTIVATIONS for kind in between):
             return None
-        shapes = tuple((each.out_features, each.in_features, int(each.bias is not None)) for each in linear)
+        shapes = tuple((*each.weight.shape, int(each.bias is not None)) for each in linear)
         fits = all(earlier[0] == later[1] for earlier, later in itertools.pairwise(shapes))
         is_tied = len({id(parameter) for each in linear for parameter in each.parameters()}) < sum(
             1 + bias for _, _, bias in shapes
@@ -61,9 +61,22 @@ class Dense:
         return sum(outputs * (inputs + bias) for outputs, inputs, bias in self.shapes)
 
 
+_LAYERS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Flatten, nn.Sequential, LogisticRegression, *ACTIVATIONS)
+_FORWARDS: dict[type[nn.Module], object] = {kind: kind.forward for kind in _LAYERS}
+"""As they were: somebody may have patched a class since."""
+_EVERYWHERE = (
+    nn.modules.module._global_forward_hooks,
+    nn.modules.module._global_forward_pre_hooks,
+    nn.modules.module._global_backward_hooks,
+    nn.modules.module._global_backward_pre_hooks,
+)
+
+
 def _is_plain(module: nn.Module) -> bool:
     """No hooks, no parametrization, no forward of its own, nothing in it that its type does not have."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    if any(hooks) or "forward" in vars(module) or list(module.buffers(recurse=False)):
+    if any(hooks) or any(_EVERYWHERE) or "forward" in vars(module) or list(module.buffers(recurse=False)):
+        return False
+    if type(module) in _FORWARDS and _FORWARDS[type(module)] is not type(module).forward:
         return False
     return [name for name, _ in module.named_parameters(recurse=False)] in ([], ["weight"], ["weight", "bias"])

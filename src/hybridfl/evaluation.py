@@ -198,7 +198,8 @@ class ModuleForward:
         return torch.cat(losses), torch.cat(right)
 
     def _loaded(self, weights: Vector) -> nn.Module:
-        return fill(self._models.own(), weights)
+        """What a model has cached of its last weights goes with the change of its mode."""
+        return fill(self._models.own().train(), weights).eval()
 
     @torch.no_grad()
     def _score(self, model: nn.Module, samples: Samples, rows: Tensor) -> tuple[Tensor, Tensor]:

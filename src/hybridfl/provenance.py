@@ -55,7 +55,12 @@ def code_of(**parts: object) -> dict[str, str]:
     >>> list(code_of(loss=loss))
     ['hybridfl.provenance.loss', 'loss']
     """
-    return _Walk(parts.get("model")).digests(parts)
+    return _Walk(parts.get("model"), with_variables=False).digests(parts)
+
+
+def code_and_variables_of(**parts: object) -> dict[str, str]:
+    """Likewise, and what the global variables hold now that the code itself assigns."""
+    return _Walk(parts.get("model"), with_variables=True).digests(parts)
 
 
 def repr_of(value: object) -> str:
@@ -134,7 +139,8 @@ class _Walk:
     What is reached by a name, a constant of a module for example, has a text of its own that depends on nothing else.
     """
 
-    def __init__(self, model: object) -> None:
+    def __init__(self, model: object, with_variables: bool) -> None:
+        self._with_variables = with_variables
         self._own = _ids_of(model)
         """The task's own layers and weights."""
         self._pieces: dict[str, set[str]] = {}
@@ -195,7 +201,8 @@ class _Walk:
         """Its bytecode, what it holds, and what its names stand for."""
         names = _Names.of(function.__code__)
         self._attributes |= names.attributes
-        reached = [*_globals(names, function.__globals__), *_imports(names, function.__globals__, self._installed)]
+        looked_up = names.looked_up | names.assigned if self._with_variables else names.looked_up
+        reached = [*_globals(looked_up, function.__globals__), *_imports(names, function.__globals__, self._installed)]
         texts = []
         for name, value in sorted(self._no_modules(reached, names.attributes), key=lambda each: each[0]):
             if callable(value):
@@ -580,6 +587,8 @@ class _Names:
 
     looked_up: set[str]
     """In its module. A name that the code itself assigns is a variable: what it holds now decides nothing."""
+    assigned: set[str]
+    """Such variables."""
     attributes: set[str]
     """In anything."""
     imports: list[tuple[str, int, tuple[str, ...]]]
@@ -600,11 +609,11 @@ class _Names:
                     assigned.add(step.argval)
                 elif step.opname == "IMPORT_NAME":
                     imports.append((step.argval, steps[place - 2].argval, steps[place - 1].argval or ()))
-        return cls(found - assigned, attributes, imports)
+        return cls(found - assigned, assigned, attributes, imports)
 
 
-def _globals(names: _Names, module: Mapping[str, Any]) -> list[tuple[str, object]]:
-    return [(name, module[name]) for name in sorted(names.looked_up) if name in module]
+def _globals(names: set[str], module: Mapping[str, Any]) -> list[tuple[str, object]]:
+    return [(name, module[name]) for name in sorted(names) if name in module]
 
 
 def _imports(

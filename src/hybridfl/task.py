@@ -7,7 +7,7 @@ import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from typing import Any
@@ -172,7 +172,7 @@ class Task:
 
 
 def _check_model(model: object) -> None:
-    """Refuse what has no first weights."""
+    """Refuse what has no first weights, and what a copy of the model would not have."""
     if not isinstance(model, nn.Module):
         raise InputError(f"model={model!r} is no torch.nn.Module: make one, for example torch.nn.Linear(8, 2).")
     for name, parameter in model.named_parameters():
@@ -183,6 +183,21 @@ def _check_model(model: object) -> None:
                 f"Parameter '{name}' has a hook on its gradient, which the copy that a run computes with does not have: "
                 "multiply the weight by a mask in the forward instead."
             )
+    owners: dict[int, str] = {}
+    for name, held in _held_by(model):
+        if held.data_ptr() and owners.setdefault(held.data_ptr(), name) != name:
+            raise InputError(
+                f"'{name}' shares its numbers with '{owners[held.data_ptr()]}' but is another tensor, and copies of the model "
+                "part them: give both the same Parameter (decoder.weight = encoder.weight, without .data)."
+            )
+
+
+def _held_by(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, each once, and tensors that are plain attributes of layers."""
+    yield from model.named_parameters()
+    for name, layer in model.named_modules():
+        plain = [(key, each) for key, each in vars(layer).items() if type(each) is Tensor]
+        yield from ((f"{name}.{key}".lstrip("."), each) for key, each in plain)
 
 
 def _copied(model: nn.Module) -> nn.Module:

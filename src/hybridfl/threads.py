@@ -84,7 +84,7 @@ class ModelOfEachThread:
 
 def loss_of_each_thread(loss: Loss) -> Loss:
     """The same loss, an object with a copy for every thread: one that keeps something on itself would change another's."""
-    if isinstance(loss, types.FunctionType | types.BuiltinFunctionType):
+    if isinstance(loss, types.FunctionType | types.BuiltinFunctionType | torch.jit.ScriptFunction):
         return loss
     copies = threading.local()
 

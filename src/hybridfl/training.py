@@ -24,7 +24,7 @@ from hybridfl.losses import Loss, cross_entropy, loss_by_sample
 from hybridfl.protocol import Job, Trainer, Update, Vector, Work
 from hybridfl.threads import CORES, ModelOfEachThread, loss_of_each_thread, pool, shared_out
 from hybridfl.trial import check_trainable
-from hybridfl.vectors import drifts, flatten, unflatten
+from hybridfl.vectors import drifts, fill, flatten, unflatten
 
 
 class JointTrainer(Trainer, Protocol):
@@ -39,6 +39,8 @@ class JointTrainer(Trainer, Protocol):
 
 
 _USUAL_BATCH = 32
+_ROUNDING = 1e-3
+"""Two ways to the same gradient round differently, by far less."""
 
 ALONE_FROM = 200_000
 """From so many parameters × samples of a batch on, a job is trained for itself: arithmetic then outweighs Python's part."""
@@ -131,17 +133,22 @@ class LocalSGD:
 
     @cached_property
     def _can_be_stacked(self) -> bool:
-        """Whether `vmap` takes the model and the loss: tried on as many samples as make a usual batch."""
+        """Whether `vmap` takes the model and the loss, and makes the same gradient: tried on a usual batch."""
         inputs, targets = self._samples.take(torch.from_numpy(self._samples.index[:_USUAL_BATCH]))
-        weights, shares = flatten(self._model), torch.full((len(targets),), 1 / len(targets))
-        once = (each.unsqueeze(0) for each in (weights, inputs, targets, shares))
+        model, weights = self._models.own(), flatten(self._model)
+        shares = torch.full((len(targets),), 1 / len(targets), dtype=weights.dtype)
+        once = (each.unsqueeze(0) for each in (weights, inputs.clone(), targets.clone(), shares))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of what stands in vmap's way; it is not gone that way then
-                vmap(grad_and_value(self._batch_loss(self._models.own())))(*once)
+                stacked, _ = vmap(grad_and_value(self._batch_loss(model)))(*once)
+                value = loss_by_sample(self._loss, fill(model, weights)(inputs), targets).mean()
+                alone = torch.autograd.grad(value, list(model.parameters()), allow_unused=True, materialize_grads=True)
         except Exception:
             return False  # what fails by itself too says so there, in its own words
-        return True
+        own = torch.cat([each.reshape(-1) for each in alone])
+        # A model may hold its parameters in places that PyTorch does not put others into: a list of its own, for example.
+        return bool((stacked[0] - own).norm() <= _ROUNDING * own.norm()) or not bool(own.isfinite().all())
 
     def _batch_loss(self, model: nn.Module) -> Callable[[Vector, Tensor, Tensor, Tensor], Tensor]:
         """Σ_s share_s·ℓ_s: the mean over the batch; a sample that only fills up the row has share 0."""

@@ -18,7 +18,7 @@ from hybridfl.data.federated import Samples
 from hybridfl.errors import InputError
 from hybridfl.evaluation import class_axis
 from hybridfl.losses import Loss, cross_entropy, loss_by_sample
-from hybridfl.provenance import code_of
+from hybridfl.provenance import code_and_variables_of
 
 
 def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
@@ -29,24 +29,33 @@ def check_trial(model: nn.Module, loss: Loss, samples: Samples) -> None:
     """
     check_trainable(model)
     inputs, targets = samples.take(_tried(samples))
-    if _are_labels(loss, targets):
-        targets = torch.zeros_like(targets)  # `check_labels` looks at all labels together
-    ours, loss = copy.deepcopy(model), _copied(loss)
+    many, their_targets = samples.take(_spread(samples, _MANY))
+    if _are_labels(loss, targets):  # `check_labels` looks at all labels together
+        targets, their_targets = torch.zeros_like(targets), torch.zeros_like(their_targets)
+    ours, own_loss = copy.deepcopy(model), _copied(loss)
+    if ours is model:
+        raise InputError(
+            f"A copy of {type(model).__name__} is the model itself: every run computes with a copy of its own."
+        )
     names = [name for name, _ in ours.named_parameters()]
     with _fitting(inputs, targets), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come when it is trained
-        _check_repeats(ours, loss, inputs, targets)
+        _check_repeats(ours, own_loss, inputs, targets)
         if [name for name, _ in ours.named_parameters()] != names:
             raise InputError(
                 "The model makes parameters in its first forward: call it once on a sample before you give it away."
             )
         for training in (True, False):
-            _check_alone(ours.train(training), loss, inputs, targets)
-        _check_gradient(ours.train(), loss, inputs, targets)
+            _check_alone(ours.train(training), own_loss, inputs, targets)
+            _check_parts(ours, own_loss, many, their_targets)
+        _check_gradient(ours.train(), own_loss, inputs, targets)
+        _check_first_batch(model, loss, many, their_targets)
 
 
 def _copied(loss: Loss) -> Loss:
     """Threads compute with copies of a loss that is an object; a function is what it is."""
+    if isinstance(loss, torch.jit.ScriptFunction):
+        return loss
     try:
         return copy.deepcopy(loss)
     except Exception as error:
@@ -57,29 +66,31 @@ def _copied(loss: Loss) -> Loss:
 
 
 _TRIED = 4
-"""Samples of a trial."""
+"""Samples of a trial, and of the parts into which a larger batch is cut."""
+
+_MANY = 64
+"""Samples of that batch: as large as many are, since some code looks at large ones only."""
 
 
 def _tried(samples: Samples) -> Tensor:
     """Rows from all over the fleet, with different targets where there are some."""
-    spread = np.linspace(0, len(samples.index) - 1, 4 * _TRIED).astype(np.int64)
-    rows = torch.from_numpy(samples.index[np.unique(spread)])
+    rows = _spread(samples, 4 * _TRIED)
     targets = samples.targets[rows].reshape(len(rows), -1)
     is_new = [all(not torch.equal(targets[i], targets[j]) for j in range(i)) for i in range(len(rows))]
     return rows[sorted(range(len(rows)), key=lambda i: not is_new[i])[:_TRIED]]
+
+
+def _spread(samples: Samples, count: int) -> Tensor:
+    """At most `count` rows from all over the fleet, those of a device beside one another."""
+    return torch.from_numpy(samples.index[np.unique(np.linspace(0, len(samples.index) - 1, count).astype(np.int64))])
 
 
 def _check_repeats(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
     """The same answer twice, no draw from a global generator, and nothing kept from one call to the next."""
     tries, kept, buffers = [], [], []
     for _ in range(2):
-        moved = _drawn_from(lambda: tries.append(_once(model, loss, inputs, targets)))
-        for stream in moved:
-            raise InputError(
-                f"The model or the loss draws from {stream} (functional dropout, noise, sampling), which no seed of a run "
-                "decides, so the same run would give other numbers each time: set the dropout to 0 and take the noise out."
-            )
-        kept.append(code_of(model=model, loss=loss))
+        _check_streams(lambda: tries.append(_once(model, loss, inputs, targets)))
+        kept.append(code_and_variables_of(model=model, loss=loss))
         buffers.append({name: buffer.clone() for name, buffer in model.named_buffers()})
     for name, after in buffers[1].items():
         if name not in buffers[0] or not torch.equal(buffers[0][name], after):
@@ -95,11 +106,42 @@ def _check_repeats(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor
             )
     changed = [name for name in kept[1] if kept[0].get(name) != kept[1][name]]
     if changed:
-        names = ", ".join(f"'{name}'" for name in changed[:3]) + (", …" if len(changed) > 3 else "")
         raise InputError(
-            f"Every call of the model or the loss changes a value that it holds or reaches ({names}): a generator of its own, "
-            "a counter or running statistics, which belong to no device and make other numbers each time. Take it out."
+            f"Every call of the model or the loss changes a value that it holds or reaches ({_listed(changed)}): take out "
+            "generators of its own, counters and running statistics: they belong to no device and make other numbers each time."
         )
+
+
+def _check_first_batch(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """What a copy of the model and the loss has seen before changes nothing, and nothing outside of them keeps it."""
+    half = len(targets) // 2
+    if not half:
+        return
+    first, second = slice(0, half), slice(half, 2 * half)
+    answers, kept = [], []
+    for seen_before in (first, second):
+        ours, own_loss = copy.deepcopy(model), _copied(loss)
+        for part in (seen_before, second):
+            scored = [
+                _answer(ours.train(training), own_loss, inputs[part], targets[part]) for training in (True, False)
+            ]
+            kept.append(code_and_variables_of(model=ours, loss=own_loss))
+        answers.append(torch.cat(scored))
+    if not torch.equal(*(torch.nan_to_num(answer) for answer in answers)):
+        raise InputError(
+            "The model or the loss answers by what it has seen before, the first batch for example: compute such values before "
+            "the run and give them to the model as buffers."
+        )
+    outside = [name for name in kept[0] if name not in ("model", "loss") and kept[0][name] != kept[1].get(name)]
+    if outside:
+        raise InputError(
+            f"The model or the loss keeps something of a batch outside of itself ({_listed(outside)}), which all threads "
+            "share: pass it as an argument, or keep it on the model."
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _once(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> list[Tensor]:
@@ -109,14 +151,17 @@ def _once(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> list
     return [scored, trained.detach(), _trained_by(trained, model)]
 
 
-def _drawn_from(attempt: Callable[[], None]) -> list[str]:
-    """The global streams that every one of three attempts draws from: once, another thread may have drawn."""
+def _check_streams(attempt: Callable[[], None]) -> None:
+    """Raise `InputError` if every one of three attempts draws from a global stream: once, another thread may have drawn."""
     for _ in range(3):
         with _global_streams() as moved:
             attempt()
         if not moved():
-            break
-    return moved()
+            return
+    raise InputError(
+        f"The model or the loss draws from {moved()[0]} (functional dropout, noise, sampling), which no seed of a run decides, "
+        "so the same run would give other numbers each time: set the dropout to 0 and take the noise out."
+    )
 
 
 _ROUNDING = 1e-3
@@ -127,6 +172,22 @@ def _check_alone(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) 
     """A sample's loss is the same beside others as beside itself."""
     together = _answer(model, loss, inputs, targets)
     alone = torch.stack([_answer(model, loss, *_twice(sample, inputs, targets))[0] for sample in range(len(targets))])
+    _compare(together, alone)
+
+
+def _check_parts(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
+    """Nor does a large batch differ from its parts, which are mostly of one device each."""
+    parts: tuple[Tensor, ...] = torch.split(torch.arange(len(targets)), _TRIED)
+    if len(parts[-1]) < _TRIED:  # a batch of one is not what every model stands
+        parts = parts[:-1]
+    if parts:
+        apart = torch.cat([_answer(model, loss, inputs[part], targets[part]) for part in parts])
+        together: list[Tensor] = []
+        _check_streams(lambda: together.append(_answer(model, loss, inputs, targets)))
+        _compare(together[-1][: len(apart)], apart)
+
+
+def _compare(together: Tensor, alone: Tensor) -> None:
     largest = float(torch.nan_to_num(alone).abs().max())
     if not torch.allclose(together, alone, rtol=_ROUNDING, atol=_ROUNDING * largest, equal_nan=True):
         raise InputError(
@@ -142,9 +203,11 @@ def _check_gradient(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tenso
     losses = _losses(model, loss, inputs, targets)
     if losses.grad_fn is None:
         raise InputError("No parameter decides the loss (detached, or computed without gradients): nothing is trained.")
-    own = {id(parameter) for parameter in parameters}
+    own = {_place(parameter) for parameter in parameters}
+    again = _losses(model, loss, inputs, targets)  # what a forward makes for itself is elsewhere this time
+    lasting = {_place(leaf) for leaf in _leaves(again)}
     for leaf in _leaves(losses):
-        if id(leaf) not in own:
+        if _place(leaf) not in own and _place(leaf) in lasting:
             raise InputError(_foreign(leaf, loss))
     together = _gradient(losses.sum(), parameters)
     alone = torch.zeros_like(together)
@@ -191,8 +254,13 @@ def _leaves(tensor: Tensor) -> Iterator[Tensor]:
                 waiting.append(following)
 
 
+def _place(tensor: Tensor) -> tuple[int, torch.Size]:
+    """Where its numbers are."""
+    return tensor.data_ptr(), tensor.shape
+
+
 def _foreign(leaf: Tensor, loss: Loss) -> str:
-    if isinstance(loss, nn.Module) and any(leaf is parameter for parameter in loss.parameters()):
+    if isinstance(loss, nn.Module) and any(_place(leaf) == _place(parameter) for parameter in loss.parameters()):
         return (
             f"The loss has parameters of its own, one of shape {list(leaf.shape)}, which nothing would train: make them "
             "parameters of the model."
@@ -297,6 +365,11 @@ def check_trainable(model: nn.Module) -> None:
             f"The model mixes parameters, {' and '.join(sorted(kinds.values()))}: call `model.float()` or `model.double()`."
         )
     for name, layer in model.named_modules():
+        if isinstance(layer, torch.jit.ScriptModule):
+            raise InputError(
+                f"Layer '{name}' is TorchScript, whose copies compute with the first one's weights: give the module that it "
+                "was made of."
+            )
         if getattr(layer, "sparse", False) and isinstance(layer, nn.Embedding | nn.EmbeddingBag):
             raise InputError(f"Layer '{name}' is an embedding with sparse gradients: give it sparse=False.")
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or getattr(layer, "track_running_stats", False):
