@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from importlib.util import find_spec
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -120,8 +121,18 @@ def _warn_without_numba() -> None:
     log.warning("Numba is not installed: training takes about 40 times as long. Remedy: pip install 'hybridfl[fast]'.")
 
 
+_PASSED: WeakKeyDictionary[Task, tuple[int, ...]] = WeakKeyDictionary()
+"""Tasks that have passed, and how often their data had been written to: a recurrent model's trial takes seconds."""
+
+
 def check_task(task: Task) -> None:
     """Raise `InputError` if a task cannot be trained, whichever engine it gets: every way to run one comes by here."""
+    if _PASSED.get(task) != task.written:
+        _check(task)
+        _PASSED[task] = task.written
+
+
+def _check(task: Task) -> None:
     model = task.model_with(task.first_weights)
     check_first_weights(model)
     if isinstance(task.loss, type) or not callable(task.loss):
