@@ -67,7 +67,7 @@ def test_the_vocabulary_imports_nothing_of_ours(name: str) -> None:
     assert ours(name) == set()
 
 
-@pytest.mark.parametrize("name", ["vectors", "randomness", "contract"])
+@pytest.mark.parametrize("name", ["vectors", "randomness", "contract", "flags"])
 def test_what_algorithms_are_made_with_imports_the_vocabulary_only(name: str) -> None:
     assert ours(name) <= {"protocol", "errors"}
 
@@ -79,6 +79,7 @@ def test_algorithms_import_the_vocabulary_and_each_other_only(name: str) -> None
         "vectors",
         "randomness",
         "contract",
+        "flags",
         "errors",
         "wording",
         *modules_in("algorithms"),

@@ -63,7 +63,7 @@ def test_a_number_is_a_learning_rate_that_stays(rate: Any) -> None:
     local = FullWork(learning_rate=rate)
     assert local == FullWork(learning_rate=ConstantRate(0.1))
     assert repr(local) == repr(FullWork(learning_rate=ConstantRate(0.1)))
-    assert FullWork(learning_rate=1).learning_rate(7) == 1.0  # type: ignore[arg-type]
+    assert FullWork(learning_rate=1).learning_rate(7) == 1.0
 
 
 @pytest.mark.parametrize("count", [5, np.int64(5)])

@@ -2,6 +2,7 @@ import itertools
 import json
 import math
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -283,6 +284,20 @@ def test_other_seeds_and_other_code_are_said_in_the_page_and_in_the_terminal(
     caplog.clear()
     write_report(write(tmp_path / "same", one, fedavg))
     assert caplog.text == ""
+
+
+def test_losses_of_one_name_and_other_code_are_said_in_the_page_and_in_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plots, "FIGURES", {"accuracy-time": plots.accuracy_time})
+    task = {"name": "toy", "devices": 3, "loss": "focal", "model": "Net()"}
+    runs = [
+        saved(name, [record(0, 0), record(1, 9)], task=task, code={"loss": name, "model": "m"}) for name in ("a", "b")
+    ]
+    page = write_report(write(tmp_path, *runs)).read_text()
+    line = "The loss of a and that of b are both written 'focal' and are not the same code"
+    assert escape(line) in page
+    assert line in caplog.text
 
 
 def test_the_percents_of_a_staleness_cell_can_be_read_on_it() -> None:

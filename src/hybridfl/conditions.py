@@ -6,13 +6,16 @@ import math
 import struct
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from hybridfl.attacks import Hostile
 from hybridfl.availability import AlwaysOn, Availability, Calendar, finish, next_on
 from hybridfl.errors import InputError, is_single_number, require_positive, require_seed, require_share
+from hybridfl.flags import flags_of
 from hybridfl.laws import Law, drawn
 from hybridfl.protocol import Job, Loss, Update
 from hybridfl.randomness import generator, key
@@ -147,7 +150,7 @@ class FleetTiming:
     @cached_property
     def expected_seconds(self) -> NDArray[np.float64]:
         """NaN where nothing is known of a device."""
-        expected = self.paces.expected_seconds
+        expected = _numbers_of(self.paces.expected_seconds, f"{self._conditions.pace!r} expects")
         if np.shape(expected) != (len(self._roster),):
             raise InputError(
                 f"{self._conditions.pace!r} expects seconds of shape {np.shape(expected)}, but the fleet has "
@@ -163,7 +166,7 @@ class FleetTiming:
 
     @cached_property
     def is_straggler(self) -> NDArray[np.bool_]:
-        return self.paces.is_straggler
+        return flags_of(self.paces.is_straggler, len(self._roster), f"is_straggler of {self._conditions.pace!r}")
 
     @cached_property
     def is_hostile(self) -> NDArray[np.bool_]:
@@ -221,6 +224,8 @@ class FleetTiming:
                 f"{self._conditions.pace!r} gives device {job.device} {seconds!r} seconds for a job, which is no number: give "
                 "one above 0."
             )
+        if isinstance(seconds, np.ndarray | np.float64 | Tensor):
+            seconds = seconds.item()
         if self._conditions.jitter is not None:
             draw = generator(self._roster.seed, "jitter", *_ids(job))
             seconds *= float(drawn(self._conditions.jitter, draw, [job.device])[0])
@@ -243,6 +248,17 @@ class FleetTiming:
         at = next_on(self._calendar, device, joined)
         died_at = math.inf if self._deaths is None else float(self._deaths[device])
         return at if at < died_at else math.inf
+
+
+def _numbers_of(given: Any, who: str) -> NDArray[np.float64]:
+    """An array as it is; what else holds numbers as one."""
+    try:
+        numbers: NDArray[np.float64] = given if isinstance(given, np.ndarray) else np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        numbers = np.asarray(None)
+    if numbers.dtype.kind not in "iuf":
+        raise InputError(f"{who} {given!r} seconds, which are no numbers: give an array, one number per device.")
+    return numbers
 
 
 def _ids(job: Job) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from hybridfl.closed_form import checked_classes
+from hybridfl.data.federated import Samples
 from hybridfl.dense import Dense
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Audience, Evaluation, Evaluator, ModuleForward
@@ -151,8 +152,18 @@ def _check(task: Task) -> None:
     if type(model) is LogisticRegression and closed_form(task) is not None:
         check_trainable(model)  # no trial: it is known what it computes
         for samples in (task.train, task.test):
+            _check_scale(samples)
             checked_classes(samples, model.linear.out_features)
     else:
         check_trial(model, task.loss, task.train)
         check_ids(model, task.train, task.test)
         check_labels(model, task.loss, task.train, task.test)
+
+
+def _check_scale(samples: Samples) -> None:
+    """The closed form would train on whole numbers as they are, 0 to 255 for example, which other models refuse."""
+    if samples.scale is None and samples.inputs.dtype != torch.bool and not samples.inputs.is_floating_point():
+        raise InputError(
+            f"The inputs are {str(samples.inputs.dtype).removeprefix('torch.')} without a scale: give floating-point numbers "
+            "(inputs.float()), or say what they are multiplied by, Samples.from_devices(devices, scale=1 / 255) for bytes."
+        )

@@ -46,7 +46,7 @@ class Scores:
     by_device: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0), compare=False, repr=False)
     """The accuracy of every device of the fleet; NaN where it holds no test samples."""
     held_by_device: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
-    """How many test samples of every device were scored."""
+    """How many test samples of every device have a class, and were judged by it."""
     has_diverged: bool = False
     """Whether a loss is not finite, or the weights are not: accuracies mean nothing then, and are NaN."""
 
@@ -100,7 +100,7 @@ class Audience:
             worst_accuracy=worst,
             below_chance=below,
             by_device=by_device,
-            held_by_device=np.diff(self.offsets),
+            held_by_device=counts.astype(np.int64),
         )
 
     def _by_device(self, values: NDArray[Any]) -> NDArray[np.float64]:
@@ -248,10 +248,16 @@ class Evaluation:
         self._forward, self._train, self._test, self._audience, self._l2 = forward, train, test, audience, l2
 
     def __call__(self, weights: Vector) -> Scores:
-        train_losses, _ = self._forward(weights, self._train, self._train.index)
-        test_losses, right = self._forward(weights, self._test, self._test.index)
+        train_losses, _ = self._scored(weights, self._train)
+        test_losses, right = self._scored(weights, self._test)
         train_loss = _mean(train_losses) + self._l2 * float(weights.double().square().sum())
         return self._audience.scores(right.numpy(), train_loss, _mean(test_losses))
+
+    def _scored(self, weights: Vector, samples: Samples) -> tuple[Tensor, Tensor]:
+        """Of no samples, no model or loss is asked: an empty batch is none."""
+        if not len(samples.index):
+            return torch.zeros(0), torch.zeros(0)
+        return self._forward(weights, samples, samples.index)
 
     @staticmethod
     def together(wanted: Sequence[tuple[Evaluation, Vector]]) -> list[Known]:

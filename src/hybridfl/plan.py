@@ -25,6 +25,7 @@ from hybridfl.contract import begun
 from hybridfl.engines import check_task
 from hybridfl.errors import InputError, require_positive, require_seed, require_whole
 from hybridfl.evaluation import Scores
+from hybridfl.kept import Watch
 from hybridfl.protocol import Algorithm, Fleet, always_online
 from hybridfl.provenance import code_of, repr_of
 from hybridfl.records import Config, DeviceScore
@@ -96,6 +97,7 @@ class Run:
             with watched_closely("An algorithm or a fleet"):
                 stage = Stage.of(self)
                 begun(stage.algorithm, stage.task.first_weights.clone(), stage.fleet)  # who writes into it has a copy
+                stage.check_kept()
         except InputError as error:
             raise InputError(f"{self.name}, seed {self.seed}: {error}") from None
         return stage
@@ -153,9 +155,11 @@ class Stage:
     fleet: Fleet
     is_straggler: NDArray[np.bool_]
     """By device of the task, to score normal devices' samples and stragglers' apart."""
+    watched: tuple[Watch, ...] = ()
 
     @classmethod
     def of(cls, plan: Run) -> Stage:
+        parts = Watch.over(algorithm=plan.algorithm, fleet=plan.timing, guard=plan.guard)
         roster = Roster(plan.task.train.num_samples, plan.task.first_weights.nbytes, plan.seed)
         timing = conditions_of(plan.timing).of(roster)
         is_straggler, task = timing.is_straggler, plan.task
@@ -165,7 +169,12 @@ class Stage:
         online = always_online if timing.is_always_on else timing.online
         fleet = Fleet(task.train.num_samples, timing.expected_seconds, plan.seed, online)
         algorithm = plan.algorithm if plan.guard is None else Guarded(plan.algorithm, plan.guard)
-        return cls(algorithm, task, timing, fleet, is_straggler)
+        return cls(algorithm, task, timing, fleet, is_straggler, (parts, Watch.over(paces=timing.paces)))
+
+    def check_kept(self) -> None:
+        """Raise `InputError` if algorithm, fleet or guard keep something from one call to the next."""
+        for watch in self.watched:
+            watch.check()
 
     def by_device(self, scores: Scores) -> tuple[DeviceScore, ...]:
         """How a model does on each device that has test samples that are scored; nothing where there are no classes."""

@@ -62,6 +62,9 @@ class Often:
 
 NEVER = Often(seconds=math.inf)
 
+LOOKED_AT = 2
+"""After so many versions, and at the end, it is looked whether algorithm or fleet keep something between calls."""
+
 
 @dataclass(frozen=True, eq=False)
 class Ended:
@@ -99,6 +102,7 @@ def play(
     on_cpu = device.type == "cpu"  # a GPU would have to be waited for: there, a record's scores tell
     merged_before, weights_before = tally.merged, state.weights  # when this version was made
     is_due, every = often.clock(state.version), plan.seconds_between_records
+    new_versions = 0
     while True:
         try:
             jobs = simulation.jump(state.fleet.barred)
@@ -123,6 +127,9 @@ def play(
         is_new = state.version > before
         if is_new:
             merged_before, weights_before = tally.merged, state.weights
+            new_versions += 1
+            if new_versions == LOOKED_AT:
+                stage.check_kept()
         if plan.seconds is None:
             tally.check_progress()
             tally.check_versions(merged_before, len(state.fleet), state.weights is not weights_before)
@@ -142,6 +149,7 @@ def play(
             yield Savepoint(state, simulation.traffic, tally.copied(), due)
     if plan.seconds is not None and tally.recorded_seconds < plan.seconds and not _has_all_rounds(plan, state):
         yield tally.draft(state.version, float(plan.seconds), state.weights)
+    stage.check_kept()
     yield Ended(state.weights)
 
 

@@ -77,7 +77,7 @@ class DeviceScore:
     device: int
     accuracy: float
     num_samples: int
-    """Of the test samples that were scored."""
+    """Of the test samples that were scored and have a class."""
     is_straggler: bool
 
 

@@ -29,6 +29,7 @@ from hybridfl.summary import (
     default_target,
     is_bound,
     is_known,
+    namesakes,
     summarise,
     unpaired,
 )
@@ -48,7 +49,7 @@ def write_report(folder: str | Path, target: float | None = None) -> Path:
         require_share("target", target)
     runs = load_all(folder)
     check_comparable(runs, folder)
-    for line in [*unpaired(runs), *other_code(runs)]:
+    for line in [*unpaired(runs), *other_code(runs), *namesakes(runs)]:
         log.warning("%s", line)
     path = folder / "report.html"
     try:
@@ -111,7 +112,7 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
 
 
 def _warnings(runs: Sequence[SavedRun]) -> list[str]:
-    return [*diverged(runs), *cut_off(runs), *unpaired(runs), *other_code(runs)]
+    return [*diverged(runs), *cut_off(runs), *unpaired(runs), *other_code(runs), *namesakes(runs)]
 
 
 def other_code(runs: Sequence[SavedRun]) -> list[str]:

@@ -122,6 +122,35 @@ def unpaired(runs: Sequence[SavedRun]) -> list[str]:
     ]
 
 
+def namesakes(runs: Sequence[SavedRun]) -> list[str]:
+    """A line where algorithms have losses or models that are written alike and are other code: they learn different things."""
+    lines = []
+    for role in ("loss", "model"):
+        labels: dict[tuple[str, tuple[tuple[str, str], ...]], list[str]] = {}
+        for label, group in by_label(runs).items():
+            written = str(group[0].config["task"].get(role))
+            code = _code_of(group[0], role, written)
+            if code:
+                labels.setdefault((written, code), []).append(label)
+        for written in dict.fromkeys(written for written, _ in labels):
+            sides = [listed(each) for (other, _), each in labels.items() if other == written]
+            if len(sides) > 1:
+                name = written if len(written) <= 40 else f"{written[:40]}…"
+                lines.append(
+                    f"The {role} of {' and that of '.join(sides)} are both written '{name}' and are not the same code: their "
+                    "figures are not of one task. Run all with the same."
+                )
+    return lines
+
+
+def _code_of(run: SavedRun, role: str, written: str) -> tuple[tuple[str, str], ...]:
+    """The digests of a loss or a model, and of the class or function that it is written as; of earlier versions, none."""
+    name = written.partition("(")[0]
+    own = "" if "<" in name else f".{name}"  # of a lambda, its role alone says which
+    found = run.config.get("code", {}).items()
+    return tuple(sorted((each, said) for each, said in found if each == role or (own and each.endswith(own))))
+
+
 def _seeds_in_words(seeds: Sequence[int]) -> str:
     """`0`, `0 and 1`, `0 to 4 and 7`."""
     stretches: list[list[int]] = []

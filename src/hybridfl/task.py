@@ -46,6 +46,9 @@ class Task:
 
     The model is copied when the task is made, parameters and buffers: what becomes of the given one later, or of `task.model`,
     changes no run. `replace(task, scored=5)` keeps the first model; `replace(task, model=other)` takes the other.
+
+    Accuracy: the largest output is the prediction. A model whose smallest output is meant (distances) returns their negative.
+    Whole-number targets beside several outputs (quantiles, say) are read as classes: make such targets floating point.
     """
 
     name: str

@@ -31,6 +31,19 @@ class Average(Protocol):
         """`shares` [m]: q_i, adding up to 1; `coefficients` [m]: c_i = q_i·f_i; `rows` [m, n], float16, 32 or 64."""
 
 
+def averaged(average: Average, shares: Tensor, coefficients: Tensor, rows: Tensor) -> Vector:
+    """What an average makes of m steps, once it is known to be a step: a single number would move all weights alike."""
+    step = average(shares, coefficients, rows)
+    if not isinstance(step, Tensor) or step.shape != rows.shape[1:]:
+        name = getattr(average, "__name__", type(average).__name__)
+        what = f"a tensor of shape {list(step.shape)}" if isinstance(step, Tensor) else f"{type(step).__name__}"
+        raise InputError(
+            f"The average {name} made {what} of {len(rows)} steps: give one step, a tensor of shape {list(rows.shape[1:])}, as "
+            "`rows.T @ coefficients` is."
+        )
+    return step
+
+
 @dataclass(frozen=True)
 class Mean:
     """Σ_i c_i·row_i = Σ_i q_i·value_i: each step by its data. A single hostile device moves it as far as it likes."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hybridfl.algorithms.averages import Average, Mean
+from hybridfl.algorithms.averages import Average, Mean, averaged
 from hybridfl.algorithms.weighting import ByData, Weighting, shares_by
 from hybridfl.errors import InputError
 from hybridfl.protocol import Fleet, Update, Vector
@@ -78,7 +78,7 @@ class DriftControl:
         if known is None:
             return [nothing] * len(devices)
         own_shares = shares_by(self.weighting, fleet.num_samples[known.devices])
-        joint = self.average(own_shares, own_shares, known.rows)
+        joint = averaged(self.average, own_shares, own_shares, known.rows)
         row_of = {device: row for row, device in enumerate(known.devices.tolist())}
         heard = [device for device in devices if device in row_of]
         own = known.rows[beside(torch.tensor([row_of[device] for device in heard], dtype=torch.int64), weights)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from hybridfl.algorithms.averages import Average, Mean
+from hybridfl.algorithms.averages import Average, Mean, averaged
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
-from hybridfl.algorithms.sampling import Participants, Uniform, participants_of
+from hybridfl.algorithms.sampling import Participants, Uniform, chosen_by, participants_of
 from hybridfl.algorithms.weighting import ByData, Weighting, shares_by
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
 from hybridfl.vectors import deltas
@@ -48,6 +49,16 @@ class FedAvg:
     average: Average = Mean()
     weighting: Weighting = ByData()
 
+    if TYPE_CHECKING:  # what may be given is more than what is kept
+
+        def __init__(
+            self,
+            participants: Participants | int = ...,
+            local: Local = ...,
+            average: Average = ...,
+            weighting: Weighting = ...,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "participants", participants_of(self.participants))
 
@@ -82,13 +93,13 @@ class FedAvg:
             return state
         updates = sorted(state.arrived, key=lambda update: update.job.device)
         own = shares_by(self.weighting, state.fleet.num_samples[[update.job.device for update in updates]])
-        weights = state.weights + self.average(own, own, deltas(updates))
+        weights = state.weights + averaged(self.average, own, own, deltas(updates))
         return replace(state, version=state.version + 1, weights=weights, arrived=())
 
     def _open_round(self, state: FedAvgState, now: float, receipts: tuple[Receipt, ...]) -> tuple[FedAvgState, Outbox]:
         """Who did not answer the last round is late and stays busy until then; the others may be chosen."""
         late = state.late | state.awaited
-        chosen = self.participants.choose(state.fleet, state.round_number, late, now)
+        chosen = chosen_by(self.participants, state.fleet, state.round_number, late, now)
         jobs = jobs_for(chosen, self.local, state.version, state.weights, state.fleet, now)
         state = replace(
             state,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from hybridfl.algorithms.averages import Average, Mean
+from hybridfl.algorithms.averages import Average, Mean, averaged
 from hybridfl.algorithms.concurrency import Crew, first_crew, next_crew, wake_at
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.staleness import Polynomial, StalenessWeight, weight_of
@@ -78,7 +78,7 @@ class FedBuff:
             torch.full((self.buffer,), 1 / self.buffer),
             torch.full((self.buffer,), self.server_rate / self.buffer),
         )
-        mean = self.average(alike, rates, torch.stack(state.buffer))
+        mean = averaged(self.average, alike, rates, torch.stack(state.buffer))
         return FedBuffState(state.version + 1, state.weights + mean, state.fleet, state.crew)
 
     def _jobs(self, state: FedBuffState, devices: list[int], now: float) -> tuple[Job, ...]:

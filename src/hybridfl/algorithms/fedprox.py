@@ -14,7 +14,7 @@ from hybridfl.errors import InputError
 def FedProx(  # noqa: N802 - reads as an algorithm, is one
     mu: float = 1.0,
     partial: float | None = None,
-    participants: Participants = Uniform(10),
+    participants: Participants | int = Uniform(10),
     local: FullWork = FullWork(),
     average: Average = Mean(),
 ) -> FedAvg:

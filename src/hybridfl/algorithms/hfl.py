@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from hybridfl.algorithms.blend import Blend, Printed
 from hybridfl.algorithms.drift import DriftControl, Gradients
 from hybridfl.algorithms.local_work import FullWork, Local, jobs_for
 from hybridfl.algorithms.memory import Memory
-from hybridfl.algorithms.sampling import Everyone, Participants, participants_of
-from hybridfl.algorithms.stragglers import Durations, Learned, Stragglers
+from hybridfl.algorithms.sampling import Everyone, Participants, chosen_by, participants_of
+from hybridfl.algorithms.stragglers import Durations, Learned, Stragglers, normal_of
 from hybridfl.algorithms.weighting import ByData, ByDevice, Weighting
 from hybridfl.errors import InputError, require_positive
 from hybridfl.protocol import Fleet, Inbox, Outbox, Receipt, Update, Vector
@@ -86,6 +86,18 @@ class HFL:
     participants: Participants = Everyone()
     drift: DriftControl | None = None
 
+    if TYPE_CHECKING:  # what may be given is more than what is kept
+
+        def __init__(
+            self,
+            merge: Merge = ...,
+            stragglers: Stragglers = ...,
+            round_seconds: float | None = None,
+            local: Local = ...,
+            participants: Participants | int = ...,
+            drift: DriftControl | None = None,
+        ) -> None: ...
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "participants", participants_of(self.participants))
         if self.round_seconds is not None:
@@ -103,7 +115,7 @@ class HFL:
         stragglers: Stragglers = Learned(),
         round_seconds: float | None = None,
         local: Local = FullWork(),
-        participants: Participants = Everyone(),
+        participants: Participants | int = Everyone(),
     ) -> HFL:
         """Eq. (New) and Eq. (Lambda) letter by letter: unbounded correction, a step from the old model."""
         merge = Blend(Printed(lambda_0), RankOne(math.inf), normalised)
@@ -116,7 +128,7 @@ class HFL:
         stragglers: Stragglers = Learned(),
         round_seconds: float | None = None,
         local: Local = FullWork(),
-        participants: Participants = Everyone(),
+        participants: Participants | int = Everyone(),
         weighting: Weighting = ByData(),
     ) -> HFL:
         """With drift control and normalised shares: the most accurate we know; a device receives twice as much."""
@@ -130,7 +142,7 @@ class HFL:
         stragglers: Stragglers = Learned(),
         round_seconds: float | None = None,
         local: Local = FullWork(),
-        participants: Participants = Everyone(),
+        participants: Participants | int = Everyone(),
     ) -> HFL:
         """Every device counts alike, whatever it holds: q_i = 1/m over the m devices heard from."""
         merge = Memory(Secant(), weighting=ByDevice())
@@ -181,7 +193,7 @@ class HFL:
         self, state: HFLState, now: float, receipts: tuple[Receipt, ...] = (), forgotten: int = 0
     ) -> tuple[HFLState, Outbox]:
         """Judge anew who is normal, and give the current version to devices that have no job."""
-        chosen = self.participants.choose(state.fleet, state.round_number, state.busy, now)
+        chosen = chosen_by(self.participants, state.fleet, state.round_number, state.busy, now)
         state = replace(
             state,
             durations=state.durations.with_devices(chosen),
@@ -191,7 +203,7 @@ class HFL:
         )
         seconds = self._round_seconds(state)
         busy = np.array(sorted(state.busy), dtype=np.int64)
-        normal = busy[self.stragglers.normal(state.fleet, state.durations, seconds, busy)]
+        normal = normal_of(self.stragglers, state.fleet, state.durations, seconds, busy)
         awaited = frozenset(normal.tolist()) - state.missed
         jobs = jobs_for(chosen, self.local, state.version, state.weights, state.fleet, now)
         if self.drift is not None:

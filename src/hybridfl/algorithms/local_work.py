@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -131,6 +131,17 @@ class FullWork:
     learning_rate: Schedule = InverseTime(0.1)
     proximal: float = 0.0
     clip: float = math.inf
+
+    if TYPE_CHECKING:  # what may be given is more than what is kept
+
+        def __init__(
+            self,
+            epochs: int = 5,
+            batch_size: int = 64,
+            learning_rate: Schedule | float = ...,
+            proximal: float = 0.0,
+            clip: float = math.inf,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "learning_rate", schedule_of(self.learning_rate))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridfl.algorithms.ad_sgd import Correction, Delayed, Secant
-from hybridfl.algorithms.averages import Average, Mean
+from hybridfl.algorithms.averages import Average, Mean, averaged
 from hybridfl.algorithms.weighting import ByData, Weighting, shares_by
 from hybridfl.errors import InputError, nearest, require_whole
 from hybridfl.protocol import Fleet, Update, Vector
@@ -108,7 +108,7 @@ class Memory:
         scales, rows = self.correction.corrected(delayed, weights)
         if self.normalised:
             scales = scales / _left(beside(own_shares, weights), scales)
-        step = self.average(own_shares, beside(coefficients, weights) * scales, rows)
+        step = averaged(self.average, own_shares, beside(coefficients, weights) * scales, rows)
         return weights + step, remembered if self.most is None else _newest(remembered, self.most)
 
     def forgotten(self, memory: Remembered | None) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from hybridfl.errors import InputError, require_positive, require_whole
 from hybridfl.protocol import Fleet
@@ -60,6 +61,30 @@ def participants_of(given: Any) -> Participants:
         raise InputError(f"participants={given!r} is no rule: give a number of devices or a rule, Uniform(10) say.")
     rule: Participants = given
     return rule
+
+
+def chosen_by(rule: Participants, fleet: Fleet, number: int, busy: frozenset[int], now: float) -> list[int]:
+    """Whom a rule chooses for a round, by their numbers. A rule may answer an array too, or a yes or no for every device."""
+    answer: Any = rule.choose(fleet, number, busy, now)
+    if type(answer) is list and all(type(device) is int for device in answer):
+        return answer
+    try:
+        devices = np.asarray(answer if isinstance(answer, np.ndarray | Tensor) else list(answer))
+    except (TypeError, ValueError, RuntimeError):
+        raise _no_devices(rule, fleet, answer) from None
+    if devices.ndim == 1 and devices.dtype.kind == "b" and len(devices) == len(fleet):
+        return [int(device) for device in np.flatnonzero(devices)]
+    if devices.ndim != 1 or (devices.dtype.kind not in "iu" and len(devices)):
+        raise _no_devices(rule, fleet, answer)
+    return [int(device) for device in devices]
+
+
+def _no_devices(rule: Participants, fleet: Fleet, answer: object) -> InputError:
+    written = repr(answer) if len(repr(answer)) <= 60 else f"{repr(answer)[:60]}…"
+    return InputError(
+        f"{type(rule).__name__} chose {written}: give a list of devices' numbers, "
+        f"0 to {len(fleet) - 1}, or a yes or no for each of them."
+    )
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridfl.errors import InputError, require_positive, require_share
+from hybridfl.flags import flags_of
 from hybridfl.protocol import Fleet, Update
 
 
@@ -62,6 +63,14 @@ class Stragglers(Protocol):
         self, fleet: Fleet, durations: Durations, round_seconds: float, devices: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Which of `devices` belong to S1."""
+
+
+def normal_of(
+    rule: Stragglers, fleet: Fleet, durations: Durations, round_seconds: float, devices: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Those of `devices` that a rule says belong to S1."""
+    answer = rule.normal(fleet, durations, round_seconds, devices)
+    return devices[flags_of(answer, len(devices), f"{type(rule).__name__}.normal")]
 
 
 @functools.lru_cache(maxsize=16)

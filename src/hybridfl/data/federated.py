@@ -55,7 +55,10 @@ class Samples:
     def with_rows(self, rows: Sequence[NDArray[np.int64]]) -> Samples:
         """The same inputs and targets, shared out as `rows` says: one array of rows a device."""
         sizes = [len(part) for part in rows]
-        return replace(self, index=np.concatenate(rows), offsets=np.concatenate([[0], np.cumsum(sizes)]))
+        index = np.concatenate(rows)
+        if index.dtype.kind in "iu" and index.dtype not in (np.int32, np.int64):
+            index = index.astype(np.int64)  # PyTorch takes no others for rows
+        return replace(self, index=index, offsets=np.concatenate([[0], np.cumsum(sizes)]))
 
     def with_inputs(self, inputs: Tensor) -> Samples:
         """Other inputs in the same rows."""
@@ -66,6 +69,8 @@ class Samples:
         inputs, targets = (each.to(dtype) if each.is_floating_point() else each for each in (self.inputs, self.targets))
         if inputs is self.inputs and targets is self.targets:
             return self
+        _check_rounding("inputs", self.inputs, inputs)
+        _check_rounding("targets", self.targets, targets)
         return replace(self, inputs=inputs, targets=targets).checked()
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,6 +142,12 @@ class Samples:
             raise InputError(
                 f"The rows of the {who} samples are {rows.dtype}: give whole numbers, the rows of the inputs."
             )
+        offsets = np.asarray(self.offsets)
+        if offsets[:1].tolist() != [0] or (np.diff(offsets) < 0).any() or offsets[-1] != len(rows):
+            raise InputError(
+                f"The offsets of the {who} samples have to go from 0 to the {len(rows)} rows of the index without falling: "
+                "device i holds index[offsets[i]:offsets[i + 1]]. Use Samples.with_rows, which makes both."
+            )
         if len(self.inputs) != len(self.targets):
             raise InputError(f"The {who} samples are {len(self.inputs)} inputs and {len(self.targets)} targets.")
         bad = np.flatnonzero((rows < 0) | (rows >= len(self.inputs)))
@@ -200,6 +211,33 @@ class Samples:
             train.append(rows[: usable - held_out] if held_out > 0 else rows)
             test.append(rows[len(rows) - held_out :] if held_out > 0 else rows[:0])
         return self.with_rows(train), self.with_rows(test)
+
+
+MOST_LOST = 0.01
+"""The part of a column's standard deviation that a number in it may lose by rounding."""
+ROUNDED_ALREADY = 1e-13
+"""A spread of this part of the numbers is what float64 itself has rounded."""
+
+
+def _check_rounding(kind: str, before: Tensor, after: Tensor) -> None:
+    """Refuse numbers that become equal, or nearly, where a narrower type has fewer digits: timestamps, for example."""
+    if after is before or after.dtype.itemsize >= before.dtype.itemsize or not before.numel():
+        return
+    flat = before.reshape(len(before), -1)
+    spread, largest = flat.std(0, correction=0), flat.abs().amax(0)
+    sides = (torch.split(each, _ROWS_AT_A_TIME) for each in (flat, after.reshape(len(after), -1)))
+    lost = torch.stack([(old - new.to(old.dtype)).abs().amax(0) for old, new in zip(*sides, strict=True)]).amax(0)
+    bad = torch.nonzero((spread > ROUNDED_ALREADY * largest) & (lost > MOST_LOST * spread)).flatten().tolist()
+    if bad:
+        column = bad[0]
+        raise InputError(
+            f"Column {column} of the {kind} loses what it says as {str(after.dtype).removeprefix('torch.')}: its numbers, up "
+            f"to {largest[column]:.6g}, differ by {spread[column]:.3g} (standard deviation) and are rounded by up to "
+            f"{lost[column]:.3g}. Subtract its mean and divide by its standard deviation first."
+        )
+
+
+_ROWS_AT_A_TIME = 8192
 
 
 def _check_test_share(share: float) -> None:
