@@ -25,8 +25,9 @@ from hybridfl.errors import InputError
 from hybridfl.experiment import save_all, simulate
 from hybridfl.fleets import FLEETS
 from hybridfl.plan import Run
-from hybridfl.records import load, load_all
+from hybridfl.records import load, load_all, load_config
 from hybridfl.resuming import planned
+from hybridfl.seals import sealed
 from hybridfl.tasks import Synthetic
 from hybridfl.timing import PaperDelays
 
@@ -518,8 +519,7 @@ class TestResume:
         folder = tmp_path / "r"
         assert hybridfl("run", "--rounds", 1, *SMALL, "--out", folder).exit_code == 0
         (folder / "finished.json").unlink()
-        config = json.loads((folder / "run.json").read_text()) | {name: value}
-        (folder / "run.json").write_text(json.dumps(config))
+        (folder / "run.json").write_bytes(sealed({**load_config(folder), name: value}))
         with pytest.raises(InputError, match="cannot be made again from what it says of itself"):
             hybridfl("resume", folder)
 

@@ -39,6 +39,17 @@ from hybridfl.errors import InputError
 from hybridfl.protocol import Fleet
 
 _NUMPY_KINDS = "biufc"
+_NONSENSE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What reading a tree that nobody wrote can raise."""
 _DTYPES = frozenset(
     getattr(torch, name)
     for name in (
@@ -72,8 +83,19 @@ def encode(value: object, fleet: Fleet, classes: Mapping[str, type] | None = Non
 
 
 def decode(encoded: Encoded, fleet: Fleet, classes: Mapping[str, type], device: torch.device) -> Any:
-    """The value again, with memory of its own; what was on an accelerator is on `device`."""
-    return _Decoder(encoded.tensors, fleet, classes, device).value(encoded.tree)
+    """The value again, with memory of its own; what was on an accelerator is on `device`.
+
+    Raises `InputError` for whatever is no tree of ours, although its checksum may hold.
+    """
+    try:
+        return _Decoder(encoded.tensors, fleet, classes, device).value(encoded.tree)
+    except InputError:
+        raise
+    except _NONSENSE as error:
+        what = f"{type(error).__name__}: {error}"[:200].splitlines()[0]
+        raise InputError(
+            f"The saved state makes no sense ({what}): restore it from a copy, or remove it to start anew."
+        ) from None
 
 
 def classes_of(algorithm: object) -> dict[str, type]:

@@ -68,14 +68,15 @@ class FolderSaves:
             return None
         for reason in found.skipped:
             log.warning("%s", reason)
-        body = found.body
-        _check_versions(plan.config, body["versions"], str(self._device), body["device"])
-        savepoint: Savepoint = decode(
-            Encoded(body["savepoint"], found.tensors), stage.fleet, _classes(stage), self._device
-        )
-        saved.files.go_on_from(body["positions"])
-        saved.good = found.number
-        saved.earlier_seconds = body["wall_seconds"]
+        with checkpoints.making_sense(saved.files.checkpoints):
+            body = found.body
+            _check_versions(plan.config, body["versions"], str(self._device), body["device"])
+            savepoint = decode(Encoded(body["savepoint"], found.tensors), stage.fleet, _classes(stage), self._device)
+            if not isinstance(savepoint, Savepoint):
+                raise TypeError("no savepoint")
+            saved.files.go_on_from(body["positions"])
+            saved.good = found.number
+            saved.earlier_seconds = float(body["wall_seconds"])
         return savepoint
 
     def write(self, plan: Run, event: Event) -> None:

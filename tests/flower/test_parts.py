@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import stat
 from dataclasses import replace
@@ -9,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from flwr.app import Context, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
@@ -232,8 +236,62 @@ class TestJournal:
         Journal(tmp_path).write(entry(1.0))
         (path,) = tmp_path.iterdir()
         path.write_bytes(path.read_bytes()[:20])
-        with pytest.raises(InputError, match="cannot be read"):
+        with pytest.raises(InputError, match=r"is not what was written .*: put it back, or remove it and all after it"):
             Journal(tmp_path).read()
+
+    def test_a_flipped_bit_of_an_entry_is_never_another_model(self, tmp_path: Path) -> None:
+        """Or any other number: what is read is what was written, or there is an error of one line."""
+        Journal(tmp_path).write(entry(1.0))
+        (path,) = tmp_path.iterdir()
+        whole, first = path.read_bytes(), said_by(Journal(tmp_path).read())
+        refused = 0
+        for place in range(len(whole)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+            try:
+                assert said_by(Journal(tmp_path).read()) == first, place
+            except InputError as error:
+                assert "\n" not in str(error)
+                refused += 1
+        assert refused > 0.9 * len(whole)
+
+    def test_entries_of_earlier_versions_have_no_checksum_and_are_read(self, tmp_path: Path) -> None:
+        Journal(tmp_path).write(entry(1.0))
+        (path,) = tmp_path.iterdir()
+        first = said_by(Journal(tmp_path).read())
+        with safetensors.safe_open(path, "pt") as file:
+            said, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        del said["checksum"]
+        safetensors.torch.save_file(tensors, path, said)
+        assert said_by(Journal(tmp_path).read()) == first
+
+    def test_an_entry_that_was_being_written_counts_for_nothing(self, tmp_path: Path) -> None:
+        Journal(tmp_path).write(entry(1.0))
+        (path,) = tmp_path.iterdir()
+        (tmp_path / "00000002.safetensors.new").write_bytes(path.read_bytes()[:50])
+        assert [each.now for each in Journal(tmp_path).read()] == [1.0]
+
+    @given(content=st.binary(max_size=200), tree=st.text(max_size=50))
+    @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_nonsense_is_one_line(self, tmp_path: Path, content: bytes, tree: str) -> None:
+        path = tmp_path / "00000001.safetensors"
+        tensors = {"0": torch.zeros(1)}
+        for each in (content, safetensors.torch.save(tensors, {"number": "1", "entry": tree})):
+            path.write_bytes(each)
+            with pytest.raises(InputError) as said:
+                Journal(tmp_path).read()
+            assert "\n" not in str(said.value)
+
+
+def said_by(entries: list[Entry]) -> str:
+    """All that entries hold, weights too."""
+    return repr(
+        [replace(each, arrived=()) for each in entries]
+        + [
+            (a.device, a.weights.numpy().tobytes(), a.num_steps, a.train_loss, a.scores)
+            for e in entries
+            for a in e.arrived
+        ]
+    )
 
 
 def context(**config: str | int | float | bool) -> Context:
