@@ -1,6 +1,5 @@
 import dataclasses
 import functools
-import json
 import math
 import re
 import sysconfig

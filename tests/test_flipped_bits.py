@@ -48,6 +48,10 @@ def resumed(folder: Path) -> Outcome:
     return repr(saved.records), repr((saved.arrivals, saved.devices)), (folder / "model.safetensors").read_bytes()
 
 
+def one_line(error: InputError) -> None:
+    assert "\n" not in str(error)
+
+
 def finished(folder: Path) -> None:
     called_again(folder)
 
@@ -85,7 +89,7 @@ def test_no_changed_byte_is_another_number_in_silence(
         try:
             assert again(folder) == expected, (path, attempt)
         except InputError as error:
-            assert "\n" not in str(error)
+            one_line(error)
             refused[str(path)] += 1
         shutil.rmtree(folder)
     if left is finished:

@@ -113,8 +113,8 @@ def making_sense(folder: Path) -> Iterator[None]:
         raise
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise InputError(
-            f"The last checkpoint in '{folder}' makes no sense ({type(error).__name__}: {str(error)[:80]}): restore it from a copy, "
-            "or remove it to start anew."
+            f"The last checkpoint in '{folder}' makes no sense ({type(error).__name__}: {str(error)[:80]}): restore it from a "
+            "copy, or remove it to start anew."
         ) from None
 
 

@@ -16,7 +16,7 @@ def sealed(values: Mapping[str, Any]) -> bytes:
 
 
 def opened(said: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The values without their checksum; None where it does not hold. One without a checksum, of an earlier version, is whole."""
+    """The values without their checksum; None where it does not hold. Without one, as of earlier versions, all is well."""
     values = {name: value for name, value in said.items() if name != CHECKSUM}
     return values if CHECKSUM not in said or said[CHECKSUM] == _checksum(values) else None
 

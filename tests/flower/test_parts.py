@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import stat
 from dataclasses import replace
@@ -249,8 +248,7 @@ class TestJournal:
             path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
             try:
                 assert said_by(Journal(tmp_path).read()) == first, place
-            except InputError as error:
-                assert "\n" not in str(error)
+            except InputError:
                 refused += 1
         assert refused > 0.9 * len(whole)
 

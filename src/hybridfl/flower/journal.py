@@ -135,8 +135,8 @@ def _read(path: Path, number: int) -> Entry:
             raise ValueError("it is no entry")
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
-            f"'{path}' is not what was written ({plain(error, 300)}): put it back, or remove it and all after it, whose answers "
-            "are then asked for again."
+            f"'{path}' is not what was written ({plain(error, 300)}): put it back, or remove it and all after it, whose "
+            "answers are then asked for again."
         ) from None
     return entry
 
