@@ -146,7 +146,7 @@ def _checksum(number: str, tree: str, tensors: Mapping[str, torch.Tensor]) -> st
     for name in sorted(tensors):
         tensor = tensors[name]
         checksum.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        checksum.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        checksum.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return checksum.hexdigest()
 
 
