@@ -72,8 +72,7 @@ class FolderSaves:
             body = found.body
             _check_versions(plan.config, body["versions"], str(self._device), body["device"])
             savepoint = decode(Encoded(body["savepoint"], found.tensors), stage.fleet, _classes(stage), self._device)
-            if not isinstance(savepoint, Savepoint):
-                raise TypeError("no savepoint")
+            _check_kinds(savepoint)
             saved.files.go_on_from(body["positions"])
             saved.good = found.number
             saved.earlier_seconds = float(body["wall_seconds"])
@@ -114,6 +113,18 @@ class FolderSaves:
 
 def _classes(stage: Stage) -> dict[str, type]:
     return classes_of(stage.algorithm) | named([Savepoint, Traffic, Tally, Arrival])
+
+
+def _check_kinds(savepoint: Any) -> None:
+    """That it is a savepoint, before a run relies on it."""
+    if not (
+        isinstance(savepoint, Savepoint)
+        and isinstance(getattr(savepoint.state, "version", None), int)
+        and isinstance(savepoint.traffic, Traffic)
+        and isinstance(savepoint.tally, Tally)
+        and isinstance(savepoint.due, int | float)
+    ):
+        raise TypeError("it is no savepoint")
 
 
 def _check_versions(config: Config, then: dict[str, Any], device: str, device_then: str) -> None:
