@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import Result
 from typer.main import get_command
@@ -565,11 +566,44 @@ class TestResume:
         assert (tmp_path / "records.jsonl").stat().st_mtime_ns > before
 
 
-def test_what_memory_cannot_hold_is_one_line(tmp_path: Path) -> None:
-    result = process("run", *SMALL, "--epochs", 10**12, "--rounds", 1, "--out", tmp_path / "r")
+def test_what_memory_cannot_hold_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def too_much() -> None:
+        np.zeros(2**55)
+
+    monkeypatch.setattr("hybridfl.cli.app", too_much)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("Error: There is not enough memory: ask for fewer devices, epochs or samples")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--epochs", 10**9, "epochs=1000000000 are more than a device gets through: give 100000 at most"),
+        ("--epochs", 2**63 - 1, "are more than a device gets through"),
+        ("--epochs", 2**63, "is too large: give 9223372036854775807"),
+        ("--batch-size", 2**63, "batch_size=9223372036854775808 is too large"),
+        ("--algorithm", f"FedAvg({'-' * 9000}1)", "is nested too deeply"),
+        ("--algorithm", "hfl\udc80", "is no valid text"),
+    ],
+)
+def test_numbers_and_texts_beyond_all_bounds_are_one_line(
+    tmp_path: Path, option: str, value: object, words: str
+) -> None:
+    result = process("run", *SMALL, "--rounds", 1, "--out", tmp_path / "r", option, value)
     assert result.returncode == 2
-    assert result.stderr.startswith("Error: There is not enough memory: ask for fewer devices, epochs or samples")
+    assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_batch_may_be_larger_than_any_device(tmp_path: Path) -> None:
+    result = process("run", *SMALL, "--rounds", 1, "--out", tmp_path / "r", "--batch-size", 2**63 - 1)
+    assert result.returncode == 0
 
 
 def test_a_big_fleet_is_announced_at_once_and_quietly_if_asked(tmp_path: Path) -> None:
