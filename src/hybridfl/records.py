@@ -339,7 +339,7 @@ def load(folder: str | Path) -> SavedRun:
         records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / RECORDS))
         arrivals = tuple(Arrival(**_known(row, Arrival)) for row in _rows(folder / ARRIVALS))
         devices = tuple(DeviceScore(**_known(row, DeviceScore)) for row in _rows(folder / DEVICES))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"The records in '{folder}' cannot be read ({error}): give a folder of results.") from None
     return SavedRun(config, records, arrivals, devices)
 
