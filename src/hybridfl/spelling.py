@@ -215,12 +215,12 @@ MOST_DIGITS = 308
 def _read(text: str, constructors: Mapping[str, Constructor], kind: str, defaults: Mapping[str, Any]) -> Any:
     """What `text` calls. Python's own parser has limits of many kinds; each of them is one line here."""
     if len(text) > MOST_LETTERS_OF_A_CALL:
-        raise InputError(f"'{text[:40]}…' has {len(text):,} letters: give {MOST_LETTERS_OF_A_CALL:,} at most.")
+        raise InputError(f"'{_cut(text[:40])}…' has {len(text):,} letters: give {MOST_LETTERS_OF_A_CALL:,} at most.")
     _check_text(text, kind)
     try:
         return _called(text, constructors, kind, defaults)
     except (RecursionError, MemoryError):  # Python's parser says both of what is nested
-        raise InputError(f"'{text[:40]}…' is nested too deeply: write it as it prints.") from None
+        raise InputError(f"'{_cut(text[:40])}…' is nested too deeply: write it as it prints.") from None
 
 
 def _check_text(text: str, kind: str) -> None:
@@ -247,8 +247,9 @@ def _called(text: str, constructors: Mapping[str, Constructor], kind: str, defau
 
 
 def _cut(text: str) -> str:
-    """Not more of it than a line shows."""
-    return text if len(text) <= 200 else f"{text[:200]}…"
+    """Not more of it than a line shows, and nothing but what can be printed."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text[:400].split()))
+    return line if len(line) <= 200 else f"{line[:200]}…"
 
 
 def _written(node: ast.AST) -> str:
