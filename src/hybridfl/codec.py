@@ -310,8 +310,8 @@ class _Decoder:
         now = {field.name for field in fields(kind)}
         if now != set(saved):
             raise InputError(
-                f"The saved '{name}' has the fields {_short(', '.join(sorted(saved)))}; now it has {', '.join(sorted(now))}: go "
-                "on with the code it was saved by, or start anew."
+                f"The saved '{name}' has the fields {_short(', '.join(sorted(saved)))}; now it has "
+                f"{', '.join(sorted(now))}: go on with the code it was saved by, or start anew."
             )
         return kind
 
