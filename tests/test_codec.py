@@ -493,6 +493,13 @@ def test_a_tree_of_something_else_is_refused(tree: Any) -> None:
         decode(Encoded(tree, {}), FLEET, CLASSES, CPU)
 
 
+def tuples_in_tuples(depth: int) -> Any:
+    tree: Any = None
+    for _ in range(depth):
+        tree = {"tuple": [tree]}
+    return tree
+
+
 @pytest.mark.parametrize(
     "tree",
     [
@@ -519,7 +526,7 @@ def test_a_tree_of_something_else_is_refused(tree: Any) -> None:
         {"fleet": [], "id": 1, "same": 1},
         {"object": "hybridfl.protocol.Job", "fields": [], "id": 1},
         {"object": [], "fields": {}, "id": 1},
-        functools.reduce(lambda inner, _: {"tuple": [inner]}, range(5000), None),
+        tuples_in_tuples(5000),
     ],
 )
 def test_a_tree_that_makes_no_sense_is_one_line(tree: Any) -> None:
@@ -530,10 +537,10 @@ def test_a_tree_that_makes_no_sense_is_one_line(tree: Any) -> None:
     assert len(str(said.value)) < 1000
 
 
-LEAVES = (
+TREE_LEAVES = (
     st.none() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["<f4", "(3,)i8", "00" * 8, "cpu"])
 )
-KEYS = (
+TREE_KEYS = (
     "same",
     "tuple",
     "frozenset",
@@ -551,13 +558,13 @@ KEYS = (
 )
 
 
-def node(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    names = st.sampled_from([*KEYS, "shape", "fleet", "object", "fields", "x", "y"])
+def tree_node(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.sampled_from([*TREE_KEYS, "shape", "fleet", "object", "fields", "x", "y"])
     return st.lists(children, max_size=4) | st.dictionaries(names, children, max_size=4)
 
 
 @settings(derandomize=True, deadline=None, max_examples=300)
-@given(st.recursive(LEAVES, node))
+@given(st.recursive(TREE_LEAVES, tree_node))
 def test_any_tree_is_read_or_refused_in_one_line(tree: Any) -> None:
     with contextlib.suppress(InputError):
         decode(Encoded(tree, {"0": torch.zeros(8, dtype=torch.uint8)}), FLEET, named([Job, Point]), CPU)

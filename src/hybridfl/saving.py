@@ -71,8 +71,8 @@ class FolderSaves:
         with checkpoints.making_sense(saved.files.checkpoints):
             body = found.body
             _check_versions(plan.config, body["versions"], str(self._device), body["device"])
-            savepoint = decode(Encoded(body["savepoint"], found.tensors), stage.fleet, _classes(stage), self._device)
-            _check_kinds(savepoint)
+            encoded = Encoded(body["savepoint"], found.tensors)
+            savepoint = _checked(decode(encoded, stage.fleet, _classes(stage), self._device))
             saved.files.go_on_from(body["positions"])
             saved.good = found.number
             saved.earlier_seconds = float(body["wall_seconds"])
@@ -115,8 +115,8 @@ def _classes(stage: Stage) -> dict[str, type]:
     return classes_of(stage.algorithm) | named([Savepoint, Traffic, Tally, Arrival])
 
 
-def _check_kinds(savepoint: Any) -> None:
-    """That it is a savepoint, before a run relies on it."""
+def _checked(savepoint: Any) -> Savepoint:
+    """It is a savepoint, before a run relies on it."""
     if not (
         isinstance(savepoint, Savepoint)
         and isinstance(getattr(savepoint.state, "version", None), int)
@@ -125,6 +125,7 @@ def _check_kinds(savepoint: Any) -> None:
         and isinstance(savepoint.due, int | float)
     ):
         raise TypeError("it is no savepoint")
+    return savepoint
 
 
 def _check_versions(config: Config, then: dict[str, Any], device: str, device_then: str) -> None:
