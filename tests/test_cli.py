@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import Result
 from typer.main import get_command
@@ -25,8 +26,9 @@ from hybridfl.errors import InputError
 from hybridfl.experiment import save_all, simulate
 from hybridfl.fleets import FLEETS
 from hybridfl.plan import Run
-from hybridfl.records import load, load_all
+from hybridfl.records import load, load_all, load_config
 from hybridfl.resuming import planned
+from hybridfl.seals import sealed
 from hybridfl.tasks import Synthetic
 from hybridfl.timing import PaperDelays
 
@@ -518,8 +520,7 @@ class TestResume:
         folder = tmp_path / "r"
         assert hybridfl("run", "--rounds", 1, *SMALL, "--out", folder).exit_code == 0
         (folder / "finished.json").unlink()
-        config = json.loads((folder / "run.json").read_text()) | {name: value}
-        (folder / "run.json").write_text(json.dumps(config))
+        (folder / "run.json").write_bytes(sealed({**load_config(folder), name: value}))
         with pytest.raises(InputError, match="cannot be made again from what it says of itself"):
             hybridfl("resume", folder)
 
@@ -565,11 +566,44 @@ class TestResume:
         assert (tmp_path / "records.jsonl").stat().st_mtime_ns > before
 
 
-def test_what_memory_cannot_hold_is_one_line(tmp_path: Path) -> None:
-    result = process("run", *SMALL, "--epochs", 10**12, "--rounds", 1, "--out", tmp_path / "r")
+def test_what_memory_cannot_hold_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def too_much() -> None:
+        np.zeros(2**55)
+
+    monkeypatch.setattr("hybridfl.cli.app", too_much)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("Error: There is not enough memory: ask for fewer devices, epochs or samples")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--epochs", 10**9, "epochs=1000000000 are more than a device gets through: give 100000 at most"),
+        ("--epochs", 2**63 - 1, "are more than a device gets through"),
+        ("--epochs", 2**63, "is too large: give 9223372036854775807"),
+        ("--batch-size", 2**63, "batch_size=9223372036854775808 is too large"),
+        ("--algorithm", f"FedAvg({'-' * 9000}1)", "is nested too deeply"),
+        ("--algorithm", "hfl\udc80", "is no valid text"),
+    ],
+)
+def test_numbers_and_texts_beyond_all_bounds_are_one_line(
+    tmp_path: Path, option: str, value: object, words: str
+) -> None:
+    result = process("run", *SMALL, "--rounds", 1, "--out", tmp_path / "r", option, value)
     assert result.returncode == 2
-    assert result.stderr.startswith("Error: There is not enough memory: ask for fewer devices, epochs or samples")
+    assert words in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_batch_may_be_larger_than_any_device(tmp_path: Path) -> None:
+    result = process("run", *SMALL, "--rounds", 1, "--out", tmp_path / "r", "--batch-size", 2**63 - 1)
+    assert result.returncode == 0
 
 
 def test_a_big_fleet_is_announced_at_once_and_quietly_if_asked(tmp_path: Path) -> None:

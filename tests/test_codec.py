@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -490,3 +491,80 @@ def test_a_class_whose_fields_are_others_now_is_refused() -> None:
 def test_a_tree_of_something_else_is_refused(tree: Any) -> None:
     with pytest.raises(InputError, match="cannot read: upgrade it"):
         decode(Encoded(tree, {}), FLEET, CLASSES, CPU)
+
+
+def tuples_in_tuples(depth: int) -> Any:
+    tree: Any = None
+    for _ in range(depth):
+        tree = {"tuple": [tree]}
+    return tree
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {"same": 7},
+        {"tensor": "cpu", "id": 9},
+        {"tensor": "cpu", "id": []},
+        {"array": "<f8", "shape": [2**62, 2**62], "id": 0},
+        {"array": "<f8", "shape": [-1, "x"], "id": 0},
+        {"array": "(9999999,)f8", "shape": [1], "id": 0},
+        {"number": "<f8", "bytes": "zz"},
+        {"number": "<f8", "bytes": ""},
+        {"number": [], "bytes": ""},
+        {"float": "00"},
+        {"float": 1},
+        {"int": 5},
+        {"int": "ten"},
+        {"text": "ff"},
+        {"frozenset": [{"list": [], "id": 1}]},
+        {"dict": [[{"list": [], "id": 2}, 1]], "id": 1},
+        {"dict": [1], "id": 1},
+        {"list": 5, "id": 1},
+        {"tuple": 5},
+        {"fleet": {"nobody": 1}, "id": 1},
+        {"fleet": [], "id": 1, "same": 1},
+        {"object": "hybridfl.protocol.Job", "fields": [], "id": 1},
+        {"object": [], "fields": {}, "id": 1},
+        tuples_in_tuples(5000),
+    ],
+)
+def test_a_tree_that_makes_no_sense_is_one_line(tree: Any) -> None:
+    encoded = Encoded(tree, {"0": torch.zeros(8, dtype=torch.uint8)})
+    with pytest.raises(InputError) as said:
+        decode(encoded, FLEET, named([Job, Point]), CPU)
+    assert "\n" not in str(said.value)
+    assert len(str(said.value)) < 1000
+
+
+TREE_LEAVES = (
+    st.none() | st.integers() | st.floats() | st.text(max_size=5) | st.sampled_from(["<f4", "(3,)i8", "00" * 8, "cpu"])
+)
+TREE_KEYS = (
+    "same",
+    "tuple",
+    "frozenset",
+    "number",
+    "bytes",
+    "float",
+    "int",
+    "text",
+    "id",
+    "list",
+    "set",
+    "dict",
+    "tensor",
+    "array",
+)
+
+
+def tree_node(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.sampled_from([*TREE_KEYS, "shape", "fleet", "object", "fields", "x", "y"])
+    return st.lists(children, max_size=4) | st.dictionaries(names, children, max_size=4)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.recursive(TREE_LEAVES, tree_node))
+def test_any_tree_is_read_or_refused_in_one_line(tree: Any) -> None:
+    with contextlib.suppress(InputError):
+        decode(Encoded(tree, {"0": torch.zeros(8, dtype=torch.uint8)}), FLEET, named([Job, Point]), CPU)

@@ -1,6 +1,5 @@
 import dataclasses
 import functools
-import json
 import math
 import re
 import sysconfig
@@ -28,7 +27,8 @@ from hybridfl.experiment import execute, save_all, simulate
 from hybridfl.losses import Loss, cross_entropy
 from hybridfl.models import LogisticRegression
 from hybridfl.plan import SHOWING, Run, own_version, versions
-from hybridfl.records import load
+from hybridfl.records import load, load_config
+from hybridfl.seals import sealed
 from hybridfl.task import Task
 from hybridfl.tasks import Synthetic, SyntheticIID
 from hybridfl.timing import ConstantSeconds, Drawn, PaperDelays, PerDevice, Roster
@@ -138,7 +138,7 @@ def test_a_run_leaves_its_configuration_records_and_arrivals(tmp_path: Path) -> 
     assert repr(list(saved.records)) == repr(kept)
     assert saved.records[-1].merged == len(saved.arrivals)
     assert saved.label == "mine"
-    config = json.loads((tmp_path / "run" / "run.json").read_text())
+    config = dict(load_config(tmp_path / "run"))
     assert config["algorithm"] == repr(plan.algorithm)
     assert config["seed"] == 4
     assert {"python", "torch", "numpy", "hybridfl"} <= set(config["versions"])
@@ -362,9 +362,9 @@ def test_a_run_that_is_read_back_is_said_to_be(tmp_path: Path, caplog: pytest.Lo
 def test_a_finished_run_of_another_version_is_not_read_back(tmp_path: Path) -> None:
     out = tmp_path / "run"
     simulate(TASK, HFL(), TIMING, rounds=2, out=out)
-    config = json.loads((out / "run.json").read_text())
+    config = dict(load_config(out))
     config["versions"]["torch"] = "1.0"
-    (out / "run.json").write_text(json.dumps(config))
+    (out / "run.json").write_bytes(sealed(config))
     with pytest.raises(InputError, match=r"\('torch 1\.0 → 2.*' changed since\)"):
         simulate(TASK, HFL(), TIMING, rounds=2, out=out)
     simulate(TASK, HFL(), TIMING, rounds=2, out=out, fresh=True)
@@ -398,9 +398,9 @@ def test_what_only_shows_is_there() -> None:
 
 def test_a_finished_run_that_does_not_name_its_code_is_not_read_back(tmp_path: Path) -> None:
     simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")
-    config = json.loads((tmp_path / "run" / "run.json").read_text())
+    config = dict(load_config(tmp_path / "run"))
     del config["code"]
-    (tmp_path / "run" / "run.json").write_text(json.dumps(config))
+    (tmp_path / "run" / "run.json").write_bytes(sealed(config))
     with pytest.raises(InputError, match="code, which it does not name"):
         simulate(TASK, HFL(), TIMING, rounds=2, out=tmp_path / "run")
 
@@ -470,10 +470,10 @@ def test_a_cache_that_a_loss_fills_is_said_to_count(tmp_path: Path) -> None:
 def test_code_of_another_python_cannot_be_compared(tmp_path: Path) -> None:
     out = tmp_path / "run"
     simulate(TASK, Mine(Uniform(5)), TIMING, rounds=2, out=out)
-    config = json.loads((out / "run.json").read_text())
+    config = dict(load_config(out))
     config["versions"]["python"] = "3.10.1"
     config["code"]["algorithm"] = "something else"
-    (out / "run.json").write_text(json.dumps(config))
+    (out / "run.json").write_bytes(sealed(config))
     with pytest.raises(InputError, match=r"'Python 3\.10 → 3\.1\d' changed"):
         simulate(TASK, Mine(Uniform(5)), TIMING, rounds=2, out=out)
 

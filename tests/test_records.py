@@ -1,11 +1,15 @@
 import json
 import math
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+import saved_runs
 from hybridfl.errors import InputError
 from hybridfl.records import (
     Arrival,
@@ -279,3 +283,24 @@ def test_a_label_is_of_one_setting_whatever_the_seed() -> None:
     assert difference_of_seeds(CONFIG, {**other, "guard": "None", "traces": {}}) is None
     assert difference_of_seeds(CONFIG, {**other, "guard": "Guard()"}) == "guard 'None' and 'Guard()'"
     assert difference_of_seeds(CONFIG, {**other, "algorithm": "HFL(1)"}) == "algorithm 'HFL()' and 'HFL(1)'"
+
+
+LINES = st.lists(
+    st.binary(max_size=30) | st.sampled_from([b"[]", b"5", b"null", b'{"version": 1}', b"[" * 9999, b"1" * 5000]),
+    max_size=4,
+)
+
+
+@settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.sampled_from(["records.jsonl", "arrivals.jsonl", "devices.jsonl", "run.json", "finished.json"]),
+    LINES.map(b"\n".join),
+)
+def test_whatever_a_file_holds_it_is_read_or_refused_in_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    saved_runs.write(tmp_path, *saved_runs.comparison()[:1])
+    (tmp_path / "0" / name).write_bytes(content + b"\n")
+    try:
+        load(tmp_path / "0")
+    except InputError as error:
+        assert len(str(error).splitlines()) == 1  # noqa: PT017 - either is well
+    shutil.rmtree(tmp_path / "0")

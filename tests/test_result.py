@@ -90,8 +90,18 @@ def test_the_saved_model_has_buffers_and_shared_parameters(task: Task, tmp_path:
 def test_a_saved_model_that_cannot_be_read_is_said(task: Task, tmp_path: Path) -> None:
     simulate(task, ALGORITHM, "paper", rounds=1, out=tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"what?")
+    with pytest.raises(InputError, match=r"model.safetensors' is not what it was when the run ended: .*fresh=True"):
+        simulate(task, ALGORITHM, "paper", rounds=1, out=tmp_path)
+    forget_checksum_of_model(tmp_path)
     with pytest.raises(InputError, match=r"model.safetensors' cannot be read .*fresh=True"):
         simulate(task, ALGORITHM, "paper", rounds=1, out=tmp_path)
+
+
+def forget_checksum_of_model(folder: Path) -> None:
+    """As earlier versions left a run."""
+    said = json.loads((folder / "finished.json").read_text())
+    del said["model.safetensors"], said["checksum"]
+    (folder / "finished.json").write_text(json.dumps(said))
 
 
 def test_what_becomes_of_the_model_changes_no_run(task: Task, tmp_path: Path) -> None:
@@ -164,6 +174,7 @@ def test_a_model_that_cannot_be_copied_is_refused_in_one_line() -> None:
 
 def test_a_saved_model_that_lacks_a_parameter_is_refused(task: Task, tmp_path: Path) -> None:
     simulate(task, ALGORITHM, "paper", rounds=1, out=tmp_path)
+    forget_checksum_of_model(tmp_path)
     path = tmp_path / "model.safetensors"
     whole = load_file(path)
     older = {name: each for name, each in whole.items() if name not in ("two.weight", "shift")}

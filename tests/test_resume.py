@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,6 +185,43 @@ def test_other_packages_are_named(broken: Path, whole: dict[str, bytes], caplog:
     with caplog.at_level(logging.WARNING):
         played(broken)
     assert "torch 1.0 →" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {"savepoint": 5},
+        {"savepoint": {"same": 3}},
+        {"savepoint": {"tuple": []}},
+        {"positions": None},
+        {"positions": {}},
+        {"positions": {"records.jsonl": {}, "arrivals.jsonl": {}}},
+        {"versions": 5},
+        {"wall_seconds": "long"},
+    ],
+)
+def test_a_whole_checkpoint_that_makes_no_sense_is_one_line(broken: Path, nonsense: dict[str, Any]) -> None:
+    from hybridfl import checkpoints
+
+    found = checkpoints.newest(broken / "checkpoints")
+    assert found is not None
+    checkpoints.write(broken / "checkpoints", found.body | nonsense, found.tensors)
+    with pytest.raises(InputError, match="makes no sense") as said:
+        played(broken)
+    assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize(
+    "rest", [b"{}", b"[]", b"nothing", b"[" * 100_000, b'{"body": 1, "tensors": 2}', b'{"body": {}, "tensors": {}}']
+)
+def test_checksummed_nonsense_is_passed_over(broken: Path, whole: dict[str, bytes], rest: bytes) -> None:
+    from hybridfl import checkpoints
+
+    path = broken / "checkpoints" / "99999999.json"
+    header = {"format": 1, "checksum": checkpoints._checksum_of(1, rest + b"\n")}
+    path.write_bytes(json.dumps(header).encode() + b"\n" + rest + b"\n")
+    played(broken)
+    assert contents(broken) == whole
 
 
 def test_a_second_process_is_kept_out_of_a_folder(tmp_path: Path) -> None:

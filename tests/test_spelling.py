@@ -3,7 +3,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hybridfl.algorithms.ad_sgd import NoCorrection, RankOne
@@ -204,3 +204,102 @@ def test_algorithms_of_a_list_may_have_labels_of_their_own() -> None:
 def test_a_list_that_cannot_be_told_apart_is_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_algorithms(text, LOCAL)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (f"FedAvg({'9' * 400})", "has a number of more than 308 digits"),
+        (
+            f"FedAvg(local=FullWork(proximal={'9' * 400}))",
+            r"FullWork\(proximal=…\) has a number of more than 308 digits",
+        ),
+        (f"FedAvg(0x{'9' * 5000})", "has a number of more than 308 digits"),
+        (f"FedAvg({'9' * 5000})", "is not a call"),
+        (f"FedBuff({'-' * 3000}1)", "is nested too deeply"),
+        (f"FedBuff({'-' * 90_000}1)", "is nested too deeply"),
+        (f"FedBuff({'-' * 200_000}1)", "has 200,010 letters: give 100,000 at most"),
+        (f"FedBuff({'(' * 1500}1{')' * 1500})", "is not a call"),
+        (f"hfl({'a.' * 5000}b)", "is nested too deeply"),
+        (f"hfl(round_seconds={'1+' * 5000}1)", "is nested too deeply"),
+        ("\udc80", "is no valid text: write the algorithm in UTF-8"),
+        ("hfl('\udc80')", "is no valid text: write the algorithm in UTF-8"),
+        ("hfl(\0)", "is not a call"),
+        ("x" * 5000, "Unknown algorithm 'x+…'"),
+        (f"hfl({'x' * 5000}=1)", "has no hyperparameter 'x+…'"),
+        ("FedAvg(local=FullWork(epochs=1000000000))", "epochs=1000000000 are more than a device gets through"),
+        (f"FedAvg(local=FullWork(batch_size={2**63}))", "is too large: give 9223372036854775807"),
+    ],
+)
+def test_what_python_itself_chokes_on_is_one_line(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words) as said:
+        read_algorithm(text)
+    assert "\n" not in str(said.value)
+    assert len(str(said.value)) < 1000
+    str(said.value).encode()
+
+
+def test_a_label_is_valid_text_too() -> None:
+    with pytest.raises(InputError, match="is no valid text"):
+        read_algorithms("a\udc80=hfl", FullWork())
+
+
+def test_a_backslash_in_a_path_is_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    read_fleet(r"Recorded('a\d.csv')")
+    assert not recwarn.list
+
+
+WORDS = (
+    "(",
+    ")",
+    ",",
+    "=",
+    "-",
+    "+",
+    "*",
+    "[",
+    "]",
+    "{",
+    "}",
+    ":",
+    "'",
+    '"',
+    "\\",
+    ".",
+    "#",
+    " ",
+    "\n",
+    "1",
+    "9" * 400,
+    "1e9",
+    "inf",
+)
+NAMES = (
+    "hfl",
+    "HFL",
+    "FedAvg",
+    "Uniform",
+    "merge",
+    "Memory",
+    "local",
+    "FullWork",
+    "epochs",
+    "Conditions",
+    "None",
+    "True",
+    "lambda",
+    "\ud800",
+)
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(
+    st.lists(st.sampled_from(WORDS + NAMES) | st.text(max_size=3), max_size=20).map("".join), st.sampled_from(NAMES[:4])
+)
+def test_any_text_is_read_or_refused_in_one_line(text: str, name: str) -> None:
+    for each in (text, f"{name}({text}", f"{name}({text})"):
+        for read in (read_algorithm, read_task, read_fleet, read_guard, lambda text: read_algorithms(text, FullWork())):
+            try:
+                read(each)
+            except InputError as error:
+                assert len(str(error).splitlines()) == 1  # noqa: PT017 - either is well

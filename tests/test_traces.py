@@ -1,7 +1,10 @@
+import contextlib
 import json
 import math
 import os
 import pickle
+import time
+import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from hybridfl.availability import next_on
 from hybridfl.errors import InputError
@@ -264,6 +269,20 @@ def test_a_hostile_pickle_gets_to_do_nothing(
     assert not (tmp_path / "ours.csv").exists()
 
 
+def changed(content: bytes, place: int, by: int) -> bytes:
+    """With another byte at one place."""
+    place %= len(content)
+    return content[:place] + bytes([content[place] ^ by]) + content[place + 1 :]
+
+
+JSON = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9)
+
+
+def nested(children: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    names = st.sampled_from(["device", "seconds", "start", "end", "other"])
+    return st.lists(children, max_size=4) | st.dictionaries(names, children, max_size=4)
+
+
 STAND_IN = b"cnumpy.core.multiarray\nscalar\n"
 
 
@@ -317,3 +336,115 @@ def test_what_is_no_file_of_stretches_is_refused(
 def test_a_place_that_cannot_be_written_to_is_named(write: Write, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"nowhere/ours.csv' cannot be written"):
         import_fedscale_capacity(write(CONTENTS[0]), tmp_path / "nowhere" / "ours.csv")
+
+
+def nested_keys(depth: int) -> bytes:
+    """A dict whose key is a tuple of twice the same tuple, and so on: its hash takes 2^depth steps."""
+    twice = b"".join(b"q%ch%ch%c\x86" % (place, place, place) for place in range(depth))
+    return b"\x80\x03}" + b"K\x01\x85" + twice + b"K\x01s."
+
+
+def nested_lists(depth: int) -> bytes:
+    """Twice the same list, and so on, where a number should be: it prints as 2^depth numbers."""
+    value: list[Any] = [1]
+    for _ in range(depth):
+        value = [value, value]
+    return pickle.dumps({1: {"computation": value, "communication": 1}})
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"\x80\x03Nr\xff\xff\xff\x07.", "does not map devices"),  # a memo of 2 GB
+        (b"\x80\x05\x96\x00\x00\x00\x80\x00\x00\x00\x00.", "is neither a pickle nor JSON"),  # a bytearray of 2 GB
+        (b"\x80\x04\x8e\x00\x00\x00\x80\x00\x00\x00\x00.", "is neither a pickle nor JSON"),
+        (b"\x80\x03T\xff\xff\xff\x7f.", "is neither a pickle nor JSON"),
+        (nested_keys(60), "keys are neither text nor numbers"),
+        (nested_lists(60), r"computation=\[.* must be a number"),
+        (pickle.dumps({1: {"computation": 10**400, "communication": 1}}, 0), "must be a number"),
+        (pickle.dumps({1: {"computation": 10**600, "communication": 1}}), "a number of too many digits"),
+        (pickle.dumps({1: {"computation": 10**5000, "communication": 1}}), "it holds more than plain data"),
+        (b'{"1": {"computation": 1' + b"0" * 400 + b', "communication": 1}}', "must be a number"),
+        (b'{"1": {"computation": 1' + b"0" * 5000 + b', "communication": 1}}', "is not a JSON file"),
+        (b'{"1": ' * 100_000, "is not a JSON file"),
+        (pickle.dumps({10**600: {"computation": 1, "communication": 1}}), "a number of too many digits"),
+        (pickle.dumps({"\ud800": {"computation": 1, "communication": 1}}, 0), "letters that can be printed"),
+        (pickle.dumps({None: {"computation": 1, "communication": 1}}), "keys are neither"),
+    ],
+)
+def test_a_few_bytes_do_not_take_gigabytes_or_minutes(write: Write, tmp_path: Path, content: bytes, words: str) -> None:
+    source = write(content)
+    tracemalloc.start()
+    began_at = time.perf_counter()
+    with pytest.raises(InputError, match=words) as said:
+        import_fedscale_capacity(source, tmp_path / "ours.csv")
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+    assert time.perf_counter() - began_at < 10
+    assert "\n" not in str(said.value)
+    assert len(str(said.value)) < 1000
+
+
+def test_a_recording_is_not_repeated_for_ever(write: Write, tmp_path: Path) -> None:
+    entries = {
+        1: {"active": [0], "inactive": [1e-9], "finish_time": 1e-9},
+        2: {"active": [0], "inactive": [1], "finish_time": 1e300},
+    }
+    with pytest.raises(InputError, match="makes too many stretches: 10,000 times"):
+        import_fedscale_availability(write(pickle.dumps(entries)), tmp_path / "ours.csv")
+
+
+@pytest.mark.parametrize(
+    "name", ["=1+1", "+1", "-cmd|'/C calc'!A0", "@SUM(A1)", "\t=1", "\r=1", "a\nb", " ", "", "＝1", "\x1b[2J"]
+)
+def test_a_name_that_a_spreadsheet_would_compute_is_refused(write: Write, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="has a device with the name"):
+        import_fedscale_capacity(write(pickle.dumps({name: CAPACITY[1]})), tmp_path / "ours.csv")
+    assert not (tmp_path / "ours.csv").exists()
+
+
+def test_whole_numbers_and_plain_names_are_kept(write: Write, tmp_path: Path) -> None:
+    import_fedscale_capacity(write(pickle.dumps({-1: CAPACITY[1], "a-b=c": CAPACITY[1]})), tmp_path / "ours.csv")
+    assert [line.split(",")[0] for line in (tmp_path / "ours.csv").read_text().splitlines()] == [
+        "device",
+        "-1",
+        "a-b=c",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('[{"device": 1, "seconds": 1' + "0" * 400 + "}]", "entry 1: seconds is a number of more than 308 digits"),
+        ('[{"device": 1, "seconds": 1' + "0" * 5000 + "}]", "is not a JSON file"),
+        ('[{"device": 1, "seconds": ' + "[" * 900 + "]" * 900 + "}]", r"seconds=\[\[.* is not a number"),
+        ('[{"device": 1, "seconds": ' + "[" * 100_000 + "]" * 100_000 + "}]", "is not a JSON file"),
+        ('[{"device": ' + "[" * 900 + "]" * 900 + ', "seconds": 1}]', r"device=\[\[.* is no name"),
+    ],
+)
+def test_nonsense_in_json_is_one_line(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(InputError, match=words) as said:
+        read_seconds(tmp_path / "a.json")
+    assert len(str(said.value)) < 1000
+
+
+@settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=100) | st.builds(changed, st.sampled_from(CONTENTS), st.integers(0), st.integers(1, 255)))
+def test_whatever_is_imported_is_read_or_refused_in_one_line(write: Write, tmp_path: Path, content: bytes) -> None:
+    for read in (import_fedscale_capacity, import_fedscale_availability):
+        with contextlib.suppress(InputError):
+            read(write(content), tmp_path / "ours.csv")
+            kind_of(tmp_path / "ours.csv")
+
+
+@settings(derandomize=True, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.binary(max_size=100) | st.recursive(JSON, nested).map(json.dumps).map(str.encode),
+    st.sampled_from(["a.csv", "a.json"]),
+)
+def test_whatever_is_a_trace_is_read_or_refused_in_one_line(tmp_path: Path, content: bytes, name: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    for read in (read_seconds, read_capacities, read_intervals):
+        with contextlib.suppress(InputError):
+            read(tmp_path / name)

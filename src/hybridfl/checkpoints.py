@@ -13,8 +13,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,20 @@ def newest(folder: Path, run: str | None = None) -> Loaded | None:
     return None
 
 
+@contextmanager
+def making_sense(folder: Path) -> Iterator[None]:
+    """Whoever reads a checkpoint that is whole, but says what no checkpoint does, gets one line."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise InputError(
+            f"The last checkpoint in '{folder}' makes no sense ({type(error).__name__}: {str(error)[:80]}): restore it from a "
+            "copy, or remove it to start anew."
+        ) from None
+
+
 def write_aside(path: Path, content: bytes) -> None:
     """Write a whole file so that, whatever happens, it is either the old one or the new one, on the disk and not in a cache."""
     aside = path.with_name(path.name + _ASIDE)
@@ -121,17 +135,23 @@ def write_aside(path: Path, content: bytes) -> None:
 
 def _read(folder: Path, number: int, run: str | None) -> tuple[dict[str, Any], bytes]:
     """The body, and the content of the tensors' file, once both are known to be what was written."""
-    saved = json.loads(_checked(_json(folder, number)))
-    body, of_tensors = saved["body"], saved["tensors"]
+    try:
+        saved = json.loads(_checked(_json(folder, number)))
+        body, of_tensors = dict(saved["body"]), dict(saved["tensors"])
+        name, size, checksum = (of_tensors[each] for each in ("file", "size", "checksum"))
+    except InputError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise _Damaged("makes no sense") from None
     if run is not None and body.get("run") != run:
         raise InputError(
             f"The checkpoints in '{folder}' are of another run: choose another folder, or remove this one."
         )
     path = _safetensors(folder, number)
-    if of_tensors["file"] != path.name:
-        raise _Damaged(f"belongs to {of_tensors['file']}")
+    if name != path.name:
+        raise _Damaged(f"belongs to {name}")
     content = _bytes(path)
-    if len(content) != of_tensors["size"] or _checksum(content) != of_tensors["checksum"]:
+    if len(content) != size or _checksum(content) != checksum:
         raise _Damaged(f"has a {path.name} of other content")
     return body, content
 

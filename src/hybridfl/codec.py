@@ -23,6 +23,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import struct
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,6 +40,18 @@ from hybridfl.errors import InputError
 from hybridfl.protocol import Fleet
 
 _NUMPY_KINDS = "biufc"
+_NUMBER = re.compile(rf"[<>|=]?[{_NUMPY_KINDS}]\d{{1,2}}")
+_NONSENSE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What reading a tree that nobody wrote can raise."""
 _DTYPES = frozenset(
     getattr(torch, name)
     for name in (
@@ -72,8 +85,19 @@ def encode(value: object, fleet: Fleet, classes: Mapping[str, type] | None = Non
 
 
 def decode(encoded: Encoded, fleet: Fleet, classes: Mapping[str, type], device: torch.device) -> Any:
-    """The value again, with memory of its own; what was on an accelerator is on `device`."""
-    return _Decoder(encoded.tensors, fleet, classes, device).value(encoded.tree)
+    """The value again, with memory of its own; what was on an accelerator is on `device`.
+
+    Raises `InputError` for whatever is no tree of ours, although its checksum may hold.
+    """
+    try:
+        return _Decoder(encoded.tensors, fleet, classes, device).value(encoded.tree)
+    except InputError:
+        raise
+    except _NONSENSE as error:
+        what = f"{type(error).__name__}: {error}"[:200].splitlines()[0]
+        raise InputError(
+            f"The saved state makes no sense ({what}): restore it from a copy, or remove it to start anew."
+        ) from None
 
 
 def classes_of(algorithm: object) -> dict[str, type]:
@@ -280,14 +304,14 @@ class _Decoder:
         kind = self._classes.get(name)
         if kind is None:
             raise InputError(
-                f"The saved state has a '{name}', which the algorithm does not know: go on with the algorithm and from the "
-                "module it was started with, or start anew."
+                f"The saved state has a '{_short(name)}', which the algorithm does not know: go on with the algorithm and from "
+                "the module it was started with, or start anew."
             )
         now = {field.name for field in fields(kind)}
         if now != set(saved):
             raise InputError(
-                f"The saved '{name}' has the fields {', '.join(sorted(saved))}; now it has {', '.join(sorted(now))}: go on "
-                "with the code it was saved by, or start anew."
+                f"The saved '{name}' has the fields {_short(', '.join(sorted(saved)))}; now it has "
+                f"{', '.join(sorted(now))}: go on with the code it was saved by, or start anew."
             )
         return kind
 
@@ -300,11 +324,15 @@ def _text(value: str) -> Any:
     return value
 
 
+def _short(text: str) -> str:
+    """In one line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in str(text)[:300])
+
+
 def _dtype(name: str) -> np.dtype[Any]:
-    dtype = np.dtype(name)
-    if dtype.kind not in _NUMPY_KINDS:
+    if not _NUMBER.fullmatch(name):
         raise _unknown(name)
-    return dtype
+    return np.dtype(name)
 
 
 def _at(where: str, name: object) -> str:
@@ -320,5 +348,5 @@ def _refused(where: str, what: str, remedy: str) -> InputError:
 
 def _unknown(node: object) -> InputError:
     return InputError(
-        f"The saved state has {str(node)[:80]!r}, which this version of hybridfl cannot read: upgrade it."
+        f"The saved state has {_short(str(node)[:80])!r}, which this version of hybridfl cannot read: upgrade it."
     )

@@ -234,6 +234,7 @@ def _saved(
         for plan in plans:
             if saves.files(plan).is_finished:
                 last = load(saves.files(plan).folder).records[-1]
+                saves.files(plan).check_model()
                 _warn_of_divergence(plan, last)
                 yield plan, last
         for plan, event in play([plan for plan in plans if not saves.files(plan).is_finished]):

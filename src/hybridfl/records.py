@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridfl.errors import InputError
+from hybridfl.seals import opened
 
 log = logging.getLogger("hybridfl")
 
@@ -282,11 +283,16 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 def load_config(folder: Path) -> Config:
     """Read a run's configuration."""
     try:
-        config = json.loads((folder / RUN).read_text())
-        if {"label", "algorithm", "task", "timing", "seed", "seconds", "rounds", "evaluate_every"} <= set(config):
-            return dict(config)
-    except (OSError, ValueError, TypeError):
-        pass
+        said = dict(json.loads((folder / RUN).read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        said = {}
+    if {"label", "algorithm", "task", "timing", "seed", "seconds", "rounds", "evaluate_every"} <= set(said):
+        config = opened(said)
+        if config is not None:
+            return config
+        raise InputError(
+            f"'{folder / RUN}' is not what it was when the run began: put it back, or remove the folder and run again."
+        )
     raise InputError(f"'{folder / RUN}' is not a run's configuration: remove the folder, or choose another.")
 
 
@@ -295,7 +301,7 @@ def check_finished(folder: Path) -> None:
     if not (folder / FINISHED).exists():
         return
     try:
-        said = json.loads((folder / FINISHED).read_text())
+        said = finished(folder)
         names = [ARRIVALS, RECORDS, *(name for name in (DEVICES, RUN) if name in said)]  # earlier versions kept two
         checksums = {name: said[name]["checksum"] for name in names}
     except (OSError, ValueError, KeyError, TypeError):
@@ -306,6 +312,17 @@ def check_finished(folder: Path) -> None:
         raise InputError(
             f"'{folder / changed[0]}' is not what it was when the run ended: put it back, or remove the folder and run again."
         )
+
+
+def finished(folder: Path) -> dict[str, Any]:
+    """What a run said at its end. Raises `ValueError` where that is damaged."""
+    try:
+        said = opened(dict(json.loads((folder / FINISHED).read_text())))
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if said is None:
+        raise ValueError("it does not have its checksum")
+    return said
 
 
 def checksum_of(path: Path) -> str:
@@ -322,7 +339,7 @@ def load(folder: str | Path) -> SavedRun:
         records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / RECORDS))
         arrivals = tuple(Arrival(**_known(row, Arrival)) for row in _rows(folder / ARRIVALS))
         devices = tuple(DeviceScore(**_known(row, DeviceScore)) for row in _rows(folder / DEVICES))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"The records in '{folder}' cannot be read ({error}): give a folder of results.") from None
     return SavedRun(config, records, arrivals, devices)
 

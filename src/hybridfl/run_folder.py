@@ -6,14 +6,13 @@ arrivals.jsonl      one line a job's end
 checkpoints/        what it goes on from, while it is under way
 model.safetensors   the model it ended with: what `load_state_dict` takes
 devices.jsonl       one line per device that has test samples: how those weights do on them
-finished.json       that it has ended, with checksums of the others but the model
+finished.json       that it has ended, with checksums of the others
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from hybridfl.checkpoints import write_aside
@@ -38,8 +37,10 @@ from hybridfl.records import (
     DeviceScore,
     Record,
     checksum_of,
+    finished,
     line_of,
 )
+from hybridfl.seals import sealed
 
 CHECKPOINTS = "checkpoints"
 MODEL = "model.safetensors"
@@ -78,14 +79,14 @@ class RunFolder:
         with self._said_in_one_line():
             self.folder.mkdir(parents=True, exist_ok=True)
             if not self.is_begun:
-                write_aside(self.folder / RUN, (json.dumps(self.config, indent=2) + "\n").encode())
+                write_aside(self.folder / RUN, sealed(self.config))
 
     def clear(self) -> None:
         """Back to the beginning of the run."""
         with self._said_in_one_line():
             for path in (self.folder / FINISHED, self.folder / MODEL, self.folder / DEVICES):
                 path.unlink(missing_ok=True)
-            write_aside(self.folder / RUN, (json.dumps(self.config, indent=2) + "\n").encode())
+            write_aside(self.folder / RUN, sealed(self.config))
             shutil.rmtree(self.checkpoints, ignore_errors=True)
             for lines in self._lines:
                 lines.cut(None)
@@ -112,16 +113,16 @@ class RunFolder:
             if devices:
                 write_aside(self.folder / DEVICES, "".join(map(line_of, devices)).encode())
             write_aside(self.folder / MODEL, save(dict(model)))
-            fixed = {name: {"checksum": checksum_of(self.folder / name)} for name in (DEVICES, RUN)}
+            fixed = {name: {"checksum": checksum_of(self.folder / name)} for name in (DEVICES, MODEL, RUN)}
             said = {**self.positions(), **fixed, "wall_seconds": round(wall_seconds, 3)}
-            write_aside(self.folder / FINISHED, (json.dumps(said, indent=2) + "\n").encode())
+            write_aside(self.folder / FINISHED, sealed(said))
         shutil.rmtree(self.checkpoints, ignore_errors=True)
 
     def read_model(self, model: nn.Module) -> nn.Module:
         """A copy of the task's `model` as it was when the run ended, in eval mode."""
         try:
-            saved = load_file(self.folder / MODEL)
-        except (OSError, SafetensorError) as error:
+            saved = load(self._model())
+        except SafetensorError as error:
             raise InputError(f"'{self.folder / MODEL}' cannot be read ({error}): run again with fresh=True.") from None
         copied = copy.deepcopy(model)
         lacking = _lacking(copied, saved)
@@ -135,6 +136,25 @@ class RunFolder:
                 f"'{self.folder / MODEL}' is of another model ({reason}): run again with fresh=True."
             ) from None
         return copied.eval()
+
+    def check_model(self) -> None:
+        """Refuse a model that is not what it was when the run ended; earlier versions kept no checksum of it."""
+        self._model()
+
+    def _model(self) -> bytes:
+        path = self.folder / MODEL
+        try:
+            content = path.read_bytes()
+            checksum = finished(self.folder)[MODEL]["checksum"] if (self.folder / FINISHED).exists() else None
+        except KeyError:
+            return content
+        except (OSError, ValueError, TypeError) as error:
+            raise InputError(f"'{path}' cannot be read ({error}): run again with fresh=True.") from None
+        if checksum not in (None, _hash(content).hexdigest()):
+            raise InputError(
+                f"'{path}' is not what it was when the run ended: put it back, or run again with fresh=True (--fresh)."
+            )
+        return content
 
     @contextmanager
     def _said_in_one_line(self) -> Iterator[None]:

@@ -68,14 +68,14 @@ class FolderSaves:
             return None
         for reason in found.skipped:
             log.warning("%s", reason)
-        body = found.body
-        _check_versions(plan.config, body["versions"], str(self._device), body["device"])
-        savepoint: Savepoint = decode(
-            Encoded(body["savepoint"], found.tensors), stage.fleet, _classes(stage), self._device
-        )
-        saved.files.go_on_from(body["positions"])
-        saved.good = found.number
-        saved.earlier_seconds = body["wall_seconds"]
+        with checkpoints.making_sense(saved.files.checkpoints):
+            body = found.body
+            _check_versions(plan.config, body["versions"], str(self._device), body["device"])
+            encoded = Encoded(body["savepoint"], found.tensors)
+            savepoint = _checked(decode(encoded, stage.fleet, _classes(stage), self._device))
+            saved.files.go_on_from(body["positions"])
+            saved.good = found.number
+            saved.earlier_seconds = float(body["wall_seconds"])
         return savepoint
 
     def write(self, plan: Run, event: Event) -> None:
@@ -113,6 +113,19 @@ class FolderSaves:
 
 def _classes(stage: Stage) -> dict[str, type]:
     return classes_of(stage.algorithm) | named([Savepoint, Traffic, Tally, Arrival])
+
+
+def _checked(savepoint: Any) -> Savepoint:
+    """It is a savepoint, before a run relies on it."""
+    if not (
+        isinstance(savepoint, Savepoint)
+        and isinstance(getattr(savepoint.state, "version", None), int)
+        and isinstance(savepoint.traffic, Traffic)
+        and isinstance(savepoint.tally, Tally)
+        and isinstance(savepoint.due, int | float)
+    ):
+        raise TypeError("it is no savepoint")
+    return savepoint
 
 
 def _check_versions(config: Config, then: dict[str, Any], device: str, device_then: str) -> None:

@@ -11,6 +11,7 @@ import inspect
 import math
 import types
 import typing
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -131,11 +132,12 @@ MOST_LETTERS = 100
 
 def read_labelled(text: str, local: FullWork) -> tuple[str, Algorithm[Any]]:
     """An algorithm with a label of its own, `small=HFL(round_seconds=2)`; without one, its text is its label."""
+    _check_text(text, "algorithm")
     label, sign, spelled = text.partition("=")
     if not sign or "(" in label:
         return text, read_algorithm(text, local)
     if not label.strip() or not spelled.strip():
-        raise InputError(f"'{text}' is no label and algorithm: write them as small=HFL(round_seconds=2).")
+        raise InputError(f"'{_cut(text)}' is no label and algorithm: write them as small=HFL(round_seconds=2).")
     if len(label.strip()) > MOST_LETTERS:
         raise InputError(
             f"The label '{label.strip()[:20]}…' has {len(label.strip()):,} letters: give one of {MOST_LETTERS} at most."
@@ -205,24 +207,62 @@ def split_list(text: str) -> list[str]:
     return [item for item in items if item]
 
 
+MOST_LETTERS_OF_A_CALL = 100_000
+MOST_DIGITS = 308
+"""Of a number: no larger one is a float."""
+
+
 def _read(text: str, constructors: Mapping[str, Constructor], kind: str, defaults: Mapping[str, Any]) -> Any:
+    """What `text` calls. Python's own parser has limits of many kinds; each of them is one line here."""
+    if len(text) > MOST_LETTERS_OF_A_CALL:
+        raise InputError(f"'{_cut(text[:40])}…' has {len(text):,} letters: give {MOST_LETTERS_OF_A_CALL:,} at most.")
+    _check_text(text, kind)
+    try:
+        return _called(text, constructors, kind, defaults)
+    except (RecursionError, MemoryError):  # Python's parser says both of what is nested
+        raise InputError(f"'{_cut(text[:40])}…' is nested too deeply: write it as it prints.") from None
+
+
+def _check_text(text: str, kind: str) -> None:
+    """Bytes that are no UTF-8 reach us as halves of letters, which nothing can print."""
+    if any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise InputError(f"{ascii(text)[:200]} is no valid text: write the {kind} in UTF-8.")
+
+
+def _called(text: str, constructors: Mapping[str, Constructor], kind: str, defaults: Mapping[str, Any]) -> Any:
     name, parenthesis, rest = text.strip().partition("(")
     constructor = _named(name, constructors, kind)
     try:
-        call = ast.parse(f"call({rest}" if parenthesis else "call()", mode="eval").body
-    except SyntaxError:
-        raise InputError(f"'{text}' is not a call: write it as it prints, for example FedBuff(buffer=20).") from None
+        with warnings.catch_warnings(action="ignore"):  # a backslash in a path, for example
+            call = ast.parse(f"call({rest}" if parenthesis else "call()", mode="eval").body
+    except (SyntaxError, ValueError):
+        raise InputError(
+            f"'{_cut(text)}' is not a call: write it as it prints, for example FedBuff(buffer=20)."
+        ) from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise InputError(f"'{text}' is more than one call: write it as it prints, for example FedBuff(buffer=20).")
+        raise InputError(
+            f"'{_cut(text)}' is more than one call: write it as it prints, for example FedBuff(buffer=20)."
+        )
     return _build(name.strip(), constructor, call, defaults)
+
+
+def _cut(text: str) -> str:
+    """Not more of it than a line shows, and nothing but what can be printed."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text[:400].split()))
+    return line if len(line) <= 200 else f"{line[:200]}…"
+
+
+def _written(node: ast.AST) -> str:
+    return _cut(ast.unparse(node))
 
 
 def _named(name: str, constructors: Mapping[str, Constructor], kind: str) -> Constructor:
     """`HFL.as_printed`, `hfl_as_printed` and `hfl-as-printed` are one name; so are `SSGD` and `s-sgd`."""
     known = {_plain(spelled): constructor for spelled, constructor in constructors.items()}
     if _plain(name) not in known:
+        written = _cut(name.strip())
         raise InputError(
-            f"Unknown {kind} '{name.strip()}'.{nearest(name.strip(), constructors)} Known: {', '.join(constructors)}."
+            f"Unknown {kind} '{written}'.{nearest(written, constructors)} Known: {', '.join(constructors)}."
         )
     return known[_plain(name)]
 
@@ -241,7 +281,7 @@ def _build(name: str, constructor: Constructor, call: ast.Call, defaults: Mappin
     written = dict(zip(parameters, call.args, strict=False))
     for keyword in call.keywords:
         if keyword.arg is None or keyword.arg not in parameters:
-            spelled = keyword.arg or "**"
+            spelled = _cut(keyword.arg or "**")
             known = f"It has: {', '.join(parameters)}." if parameters else "It has none."
             raise InputError(f"{name} has no hyperparameter '{spelled}'.{nearest(spelled, parameters)} {known}")
         if keyword.arg in written:
@@ -268,7 +308,7 @@ def _value(where: str, node: ast.expr, annotation: Any) -> Any:
         value = float(value)
     if not any(type(value) is kind for kind in allowed):
         wanted = " or ".join("None" if kind is types.NoneType else kind.__name__ for kind in allowed)
-        raise InputError(f"{where} wants {wanted}, not {ast.unparse(node)}.")
+        raise InputError(f"{where} wants {wanted}, not {_written(node)}.")
     return value
 
 
@@ -276,7 +316,7 @@ def _numbers(where: str, node: ast.expr) -> tuple[float, ...]:
     values = [_literal(where, each) for each in node.elts] if isinstance(node, ast.Tuple | ast.List) else [None]
     numbers = tuple(float(each) for each in values if isinstance(each, int | float) and not isinstance(each, bool))
     if len(numbers) != len(values):
-        raise InputError(f"{where} wants numbers in parentheses, not {ast.unparse(node)}.")
+        raise InputError(f"{where} wants numbers in parentheses, not {_written(node)}.")
     return numbers
 
 
@@ -284,7 +324,7 @@ def _part(where: str, node: ast.expr, parts: Iterable[type]) -> Any:
     named = {part.__name__: part for part in parts}
     call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
     if not isinstance(call.func, ast.Name) or call.func.id not in named:
-        written = ast.unparse(call.func)
+        written = _written(call.func)
         raise InputError(f"{where} wants one of {', '.join(named)}, not '{written}'.{nearest(written, named)}")
     return _build(call.func.id, named[call.func.id], call, {})
 
@@ -294,6 +334,20 @@ def _literal(where: str, node: ast.expr) -> object:
         return math.inf
     try:
         value: object = ast.literal_eval(node)
-    except (ValueError, TypeError):
-        raise InputError(f"{where} wants a plain value, not '{ast.unparse(node)}'.") from None
+        if any(isinstance(each, int) and abs(each) >= 10**MOST_DIGITS for each in _within(value)):
+            raise InputError(f"{where} has a number of more than {MOST_DIGITS} digits: give a smaller one.")
+    except InputError:
+        raise
+    except (ValueError, TypeError, SyntaxError):
+        raise InputError(f"{where} wants a plain value, not '{_written(node)}'.") from None
     return value
+
+
+def _within(value: object) -> Iterable[object]:
+    """A value, and all that it is made of."""
+    yield value
+    parts = (
+        (*value, *value.values()) if isinstance(value, dict) else value if isinstance(value, tuple | list | set) else ()
+    )
+    for part in parts:
+        yield from _within(part)

@@ -18,7 +18,16 @@ from hybridfl.data.idx import read_idx
 from hybridfl.data.packed import open_packed
 from hybridfl.data.partition import Partition, PowerLaw, like
 from hybridfl.data.sent140 import Merged, Tweets, Users, read_glove, read_tweets, sent140
-from hybridfl.data.shakespeare import ALPHABET, WINDOW, draw_roles, draw_sequences, kept_by_leaf, read_roles, windows
+from hybridfl.data.shakespeare import (
+    ALPHABET,
+    MOST_BYTES_OF_PLAYS,
+    WINDOW,
+    draw_roles,
+    draw_sequences,
+    kept_by_leaf,
+    read_roles,
+    windows,
+)
 from hybridfl.data.store import locate
 from hybridfl.data.synthetic import NUM_CLASSES, NUM_FEATURES, synthetic, synthetic_crowd, synthetic_iid
 from hybridfl.errors import InputError, require_whole
@@ -213,7 +222,7 @@ def _initial_weights(seed: int) -> Iterator[None]:
 @lru_cache(maxsize=1)
 def _read_plays(path: Path) -> Samples:
     """All windows of all roles; all seeds and runs share them."""
-    with open_packed(path, ".txt") as file:
+    with open_packed(path, ".txt", MOST_BYTES_OF_PLAYS) as file:
         roles = kept_by_leaf(read_roles(file.read().decode("latin-1")))
     if not roles:
         raise InputError(f"'{path}' holds no plays as Project Gutenberg set them in January 1994: fetch it again.")

@@ -21,8 +21,10 @@ import json
 import math
 import os
 import pickle
+import reprlib
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -170,6 +172,8 @@ def _read(path: Path, kind: Kind) -> _Trace:
 
 
 def _device(table: _Table, index: int, name: Any) -> str:
+    if not isinstance(name, str | int | float) and name is not None:
+        raise table.error(index, f"device={reprlib.repr(name)} is no name: give a text or a number")
     if name is None or not str(name).strip():
         raise table.error(
             index, "device is empty, and its records would be one device's with those of all others without a name"
@@ -184,8 +188,11 @@ def _numbers(table: _Table, column: int) -> NDArray[np.float64]:
             if isinstance(row[column], bool):  # JSON's true would pass for 1
                 raise TypeError
             numbers[index] = float(row[column])
+        except OverflowError:  # JSON's whole numbers may have any number of digits
+            raise table.error(index, f"{table.columns[column]} is a number of more than 308 digits") from None
         except (TypeError, ValueError):
-            raise table.error(index, f"{table.columns[column]}={row[column]!r} is not a number") from None
+            complaint = f"{table.columns[column]}={reprlib.repr(row[column])} is not a number"
+            raise table.error(index, complaint) from None
     return numbers
 
 
@@ -235,7 +242,7 @@ def _from_json(path: Path, content: bytes) -> _Table:
 def _parsed(path: Path, content: bytes) -> Any:
     try:
         return json.loads(content)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also where a number has more digits than Python reads
         raise InputError(f"'{path}' is not a JSON file ({error}): write it again.") from None
 
 
@@ -282,16 +289,36 @@ def import_fedscale_availability(source: str | Path, target: str | Path) -> int:
         for device, entry in _fedscale(Path(source), ("active", "inactive", "finish_time"))
     ]
     longest = max(finish_time for _, _, finish_time in entries)
-    rows: list[tuple[str, float, float]] = []
+    count = devices = 0
+    for device, entry, finish_time in entries:
+        stretches, laps = _fedscale_stretches(source, device, entry, finish_time), longest / finish_time
+        count += math.ceil(min(laps, MOST_ROWS)) * len(stretches)
+        if laps > MOST_LAPS or count > MOST_ROWS:
+            raise InputError(
+                f"'{source}', device {device}: finish_time={finish_time:g} repeated until {longest:g} makes too many "
+                f"stretches: {MOST_LAPS:,} times and {MOST_ROWS:,} stretches are the most."
+            )
+        devices += bool(stretches)
+    if not count:
+        raise InputError(f"'{source}' has no device that is ever on: give a file in which some are.")
+    _write(Path(target), "intervals", _repeated(source, entries, longest))
+    return devices
+
+
+MOST_LAPS = 10_000
+MOST_ROWS = 20_000_000
+"""Of what FedScale's file becomes: it has some millions of stretches, of six days at most."""
+
+
+def _repeated(
+    source: str | Path, entries: Iterable[tuple[str, Mapping[str, Any], float]], longest: float
+) -> Iterator[tuple[str, float, float]]:
+    """All stretches of each device, lap after lap."""
     for device, entry, finish_time in entries:
         stretches = _fedscale_stretches(source, device, entry, finish_time)
         for lap in range(math.ceil(longest / finish_time)):
             moved = ((lap * finish_time + start, min(lap * finish_time + end, longest)) for start, end in stretches)
-            rows.extend((device, start, end) for start, end in moved if start < end)
-    if not rows:
-        raise InputError(f"'{source}' has no device that is ever on: give a file in which some are.")
-    _write(Path(target), "intervals", rows)
-    return len({device for device, _, _ in rows})
+            yield from ((device, start, end) for start, end in moved if start < end)
 
 
 def _fedscale_stretches(
@@ -302,19 +329,28 @@ def _fedscale_stretches(
         raise InputError(f"'{source}', device {device}: 'active' and 'inactive' are not two lists of the same length.")
     starts = [_number(source, device, "active", time) for time in active]
     ends = [min(_number(source, device, "inactive", time), finish_time) for time in inactive]
-    return list(zip(starts, ends, strict=True))
+    return [(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
+
+
+MOST_NUMBER = sys.float_info.max
 
 
 def _number(source: str | Path, device: str, name: str, value: Any, above_zero: bool = False) -> float:
     if (
         isinstance(value, int | float)
         and not isinstance(value, bool)
-        and 0 <= value < math.inf
+        and 0 <= value <= MOST_NUMBER
         and (value > 0 or not above_zero)
     ):
         return float(value)
     least = "above 0" if above_zero else "0 or more"
-    raise InputError(f"'{source}', device {device}: {name}={value!r} must be a number, {least} and finite.")
+    raise InputError(f"'{source}', device {device}: {name}={_short(value)} must be a number, {least} and finite.")
+
+
+def _short(value: Any) -> str:
+    """As it prints, but short: a few bytes may be nested so that they print as gigabytes, or a number have a million digits."""
+    is_huge = isinstance(value, int) and abs(value) > MOST_NUMBER
+    return "a number of too many digits" if is_huge else reprlib.repr(value)
 
 
 def _fedscale(source: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -323,10 +359,33 @@ def _fedscale(source: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, Mappin
     entries = _parsed(source, content) if content.lstrip().startswith(b"{") else _unpickled(source, content)
     if not isinstance(entries, dict) or not entries:
         raise InputError(f"'{source}' does not map devices to what is known of them: give one of FedScale's files.")
-    for device, entry in entries.items():
+    for key, entry in entries.items():
+        device = _checked_name(source, key)
         if not isinstance(entry, dict) or not entry.keys() >= set(keys):
             raise InputError(f"'{source}', device {device}: no {' and '.join(keys)}: give one of FedScale's files.")
-        yield str(device), entry
+        yield device, entry
+
+
+FORMULAS = tuple("=+-@＝＋－＠")
+"""What a cell begins with that a spreadsheet computes."""
+MOST_LETTERS_OF_A_NAME = 200
+
+
+def _checked_name(source: Path, name: Any) -> str:
+    """A name that does no harm in a CSV file, whoever opens that; FedScale's are numbers."""
+    if not isinstance(name, str | int) or (isinstance(name, int) and abs(name) >= 2**63):
+        raise InputError(f"'{source}' has a device with the name {_short(name)}: give it a whole number or a text.")
+    text = str(name)
+    if isinstance(name, str) and text.startswith(FORMULAS):
+        raise InputError(
+            f"'{source}' has a device with the name {_short(text)}, which a spreadsheet would compute: rename it."
+        )
+    if not text.strip() or not text.isprintable() or len(text) > MOST_LETTERS_OF_A_NAME:
+        raise InputError(
+            f"'{source}' has a device with the name {_short(text)}: give it one of 1 to {MOST_LETTERS_OF_A_NAME} letters that "
+            "can be printed."
+        )
+    return text
 
 
 def _write(path: Path, kind: Kind, rows: Iterable[tuple[str | float, ...]]) -> None:
@@ -345,14 +404,42 @@ def _unpickled(path: Path, content: bytes) -> Any:
     except InputError as error:
         raise InputError(f"'{path}' {error}") from None
     except Exception as error:  # a broken pickle can raise anything
-        raise InputError(f"'{path}' is neither a pickle nor JSON ({error}): fetch it again.") from None
+        is_unusual = isinstance(error, KeyError)  # an opcode that no plain pickle has
+        why = "it holds more than plain data" if is_unusual else " ".join(str(error).split())[:200]
+        raise InputError(f"'{path}' is neither a pickle nor JSON ({why}): fetch it again.") from None
 
 
-class _PlainUnpickler(pickle.Unpickler):
+_PLAIN_OPCODES = (
+    *(pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE),
+    *(
+        pickle.INT,
+        pickle.BININT,
+        pickle.BININT1,
+        pickle.BININT2,
+        pickle.LONG,
+        pickle.LONG1,
+        pickle.FLOAT,
+        pickle.BINFLOAT,
+    ),
+    *(pickle.STRING, pickle.BINSTRING, pickle.SHORT_BINSTRING, pickle.BINBYTES, pickle.SHORT_BINBYTES),
+    *(pickle.UNICODE, pickle.BINUNICODE, pickle.SHORT_BINUNICODE),
+    *(pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3),
+    *(pickle.EMPTY_LIST, pickle.LIST, pickle.APPEND, pickle.APPENDS),
+    *(pickle.EMPTY_DICT, pickle.DICT, pickle.SETITEM, pickle.SETITEMS),
+    *(pickle.GET, pickle.BINGET, pickle.LONG_BINGET, pickle.PUT, pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE),
+    *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BUILD),
+)
+"""All that is needed for what is read here: others reserve memory by what they are told, or share what is nested in itself."""
+
+
+class _PlainUnpickler(pickle._Unpickler):
     """Dicts, lists, text and numbers, and nothing else: a pickle that may name what it likes runs any code it likes.
 
-    FedScale's numbers are NumPy's. Stand-ins of our own read them, so not even NumPy gets to see what is in the file.
+    FedScale's numbers are NumPy's. Stand-ins of our own read them, so not even NumPy gets to see what is in the file. It is
+    Python's own reader written in Python: the one written in C reserves gigabytes for a memo's number.
     """
+
+    dispatch = {code[0]: pickle._Unpickler.dispatch[code[0]] for code in _PLAIN_OPCODES}  # noqa: RUF012 - as in its base
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("numpy", "dtype"):
@@ -361,6 +448,22 @@ class _PlainUnpickler(pickle.Unpickler):
             # A new function each time: a pickle can write to what it gets hold of.
             return lambda kind, content: _scalar(kind, content)
         raise InputError(f"asks for '{module}.{name}', and only plain data is read: save it as JSON if you trust it.")
+
+
+def _plain_keys(code: bytes) -> Callable[[Any], None]:
+    """The step that fills a dict; its keys must be plain, since tuples in tuples can take for ever to be looked up."""
+    load = pickle._Unpickler.dispatch[code[0]]
+
+    def checked(unpickler: Any) -> None:
+        keys = unpickler.stack[-2:-1] if code == pickle.SETITEM else unpickler.stack[::2]
+        if not all(isinstance(key, str | int | float) for key in keys):
+            raise InputError("has a dict whose keys are neither text nor numbers: give one of FedScale's files.")
+        load(unpickler)
+
+    return checked
+
+
+_PlainUnpickler.dispatch |= {code[0]: _plain_keys(code) for code in (pickle.SETITEM, pickle.SETITEMS, pickle.DICT)}
 
 
 class _NumberType:
@@ -375,5 +478,9 @@ class _NumberType:
 
 
 def _scalar(kind: _NumberType, content: bytes) -> float:
-    number: float = struct.unpack(kind.order + {"f4": "f", "f8": "d", "i4": "i", "i8": "q"}[kind.name], content)[0]
+    if not isinstance(kind.name, str) or kind.order not in ("<", ">", "=", "|"):
+        raise ValueError("a number of an unknown kind")
+    number: float = struct.unpack(
+        kind.order.replace("|", "<") + {"f4": "f", "f8": "d", "i4": "i", "i8": "q"}[kind.name], content
+    )[0]
     return number

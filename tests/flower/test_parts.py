@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
-from flwr.app import Context, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, MetricRecord, RecordDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import nn
 from typer.testing import CliRunner
 
@@ -28,7 +32,16 @@ from hybridfl.flower.deployment import Deployment
 from hybridfl.flower.journal import Arrived, Entry, Gone, Journal
 from hybridfl.flower.proxy import nginx_config
 from hybridfl.flower.roster import Roster
-from hybridfl.flower.wire import Enrolment, Terms, job_content, read_job
+from hybridfl.flower.wire import (
+    Enrolment,
+    Terms,
+    Unreadable,
+    job_content,
+    read_enrolment,
+    read_job,
+    read_update,
+    update_content,
+)
 from hybridfl.protocol import Job, LocalScores, Update, Work
 from hybridfl.tasks import Synthetic
 
@@ -45,6 +58,43 @@ class TestCredentials:
         names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         assert names.get_values_for_type(x509.DNSName) == ["fl.example.org"]
         assert [str(each) for each in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.7"]
+
+    @pytest.mark.parametrize("name", ["ca.crt", "server.crt", "server.key", "device-0", "device-0.pub"])
+    @pytest.mark.parametrize("when", ["before", "meanwhile"])
+    def test_nothing_is_written_through_a_link(
+        self, tmp_path: Path, name: str, when: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not even through one to nowhere, or one that is made while the keys are."""
+        (tmp_path / "keys").mkdir()
+        (tmp_path / "keys" / name).symlink_to(tmp_path / "elsewhere")
+        if when == "meanwhile":
+            monkeypatch.setattr("hybridfl.flower.credentials._check_new", lambda paths: None)
+        is_of_device = name.startswith("device")
+        make, names = (make_keys, ["device-0"]) if is_of_device else (make_certificates, ["localhost"])
+        with pytest.raises(InputError, match=f"{name}' is there already"):
+            make(tmp_path / "keys", names)
+        assert not (tmp_path / "elsewhere").exists()
+
+    def test_a_key_is_its_owners_from_the_first_moment(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        made: dict[str, int] = {}
+        opening = os.open
+
+        def watched(path: Any, flags: int, mode: int = 0o777, **more: Any) -> int:
+            if flags & os.O_CREAT:
+                made[Path(path).name] = mode
+                assert flags & os.O_EXCL
+            return opening(path, flags, mode, **more)
+
+        monkeypatch.setattr(os, "open", watched)
+        make_certificates(tmp_path, ["localhost"])
+        make_keys(tmp_path, ["device-0"])
+        assert made == {
+            "ca.crt": 0o644,
+            "server.crt": 0o644,
+            "server.key": 0o600,
+            "device-0": 0o600,
+            "device-0.pub": 0o644,
+        }
 
     def test_secrets_are_for_their_owner_only(self, tmp_path: Path) -> None:
         make_certificates(tmp_path, ["localhost"])
@@ -128,7 +178,75 @@ def test_a_job_is_the_same_on_the_device() -> None:
         assert [getattr(again, name) for name in names] == [getattr(job, name) for name in names]
 
 
+@pytest.mark.parametrize("loss", [10**400, -(10**400), 1e308, math.inf, math.nan])
+def test_a_loss_beyond_all_bounds_is_none(loss: float) -> None:
+    content = update_content(Update(a_job(), torch.zeros(3), 1, 0.5))
+    content.metric_records["metrics"]["train_loss"] = loss
+    assert math.isnan(read_update(a_job(), content).train_loss)
+
+
+NUMBERS = st.integers() | st.floats() | st.just(10**400)
+HEADER = "{'descr': '<f4', 'fortran_order': False, 'shape': (3,), }".ljust(117) + "\n"
+ARRAYS = st.binary(max_size=60) | st.binary(max_size=30).map(
+    lambda end: b"\x93NUMPY\x01\x00\x76\x00" + HEADER.encode() + end
+)
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    ARRAYS,
+    st.dictionaries(
+        st.sampled_from(["num_steps", "train_loss", "test_loss", "test_accuracy", "test_num_samples"]), NUMBERS
+    ),
+)
+def test_any_answer_is_read_or_refused_in_one_line(data: bytes, numbers: dict[str, Any]) -> None:
+    content = RecordDict(
+        {
+            "arrays": ArrayRecord({"weights": Array("float32", (3,), "numpy.ndarray", data)}),
+            "metrics": MetricRecord(numbers),
+        }
+    )
+    try:
+        update = read_update(a_job(), content)
+    except Unreadable as error:
+        said = str(error)
+    else:
+        assert update.weights.shape == (3,)
+        said = ""
+    assert said.isprintable()
+    assert len(said) < 500
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["num_samples", "name"]),
+        NUMBERS | st.text(max_size=300) | st.binary(max_size=5) | st.booleans(),
+    )
+)
+def test_any_enrolment_is_read_or_refused_in_one_line(said: dict[str, Any]) -> None:
+    try:
+        enrolment = read_enrolment(RecordDict({"enrolment": ConfigRecord(said)}))
+    except Unreadable as error:
+        assert str(error).isprintable()  # noqa: PT017 - either is well
+    else:
+        assert enrolment.name.isprintable()
+        assert 1 <= enrolment.num_samples <= 10**12
+
+
 class TestAnswers:
+    def test_an_answer_with_a_changed_byte_is_the_same_or_none(self, tmp_path: Path) -> None:
+        answers, update = Answers(tmp_path), Update(a_job(), torch.tensor([1.0, 2.0, 3.0]), 6, 0.25)
+        answers.keep(update, Terms())
+        (path,) = tmp_path.iterdir()
+        whole = path.read_bytes()
+        for place in range(len(whole)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+            found = answers.find(a_job(), Terms())
+            if found is not None:
+                assert torch.equal(found.weights, update.weights)
+                assert (found.num_steps, found.train_loss) == (6, 0.25)
+
     def test_the_last_answer_to_the_very_job_is_found(self, tmp_path: Path) -> None:
         answers, update = (
             Answers(tmp_path),
@@ -232,8 +350,63 @@ class TestJournal:
         Journal(tmp_path).write(entry(1.0))
         (path,) = tmp_path.iterdir()
         path.write_bytes(path.read_bytes()[:20])
-        with pytest.raises(InputError, match="cannot be read"):
+        with pytest.raises(InputError, match=r"is not what was written .*: put it back, or remove it and all after it"):
             Journal(tmp_path).read()
+
+    def test_a_flipped_bit_of_an_entry_is_never_another_model(self, tmp_path: Path) -> None:
+        """Or any other number: what is read is what was written, or there is an error of one line."""
+        Journal(tmp_path).write(entry(1.0))
+        (path,) = tmp_path.iterdir()
+        whole, first = path.read_bytes(), said_by(Journal(tmp_path).read())
+        refused = 0
+        for place in range(len(whole)):
+            path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << place % 8]) + whole[place + 1 :])
+            try:
+                assert said_by(Journal(tmp_path).read()) == first, place
+            except InputError:
+                refused += 1
+        assert refused > 0.9 * len(whole)
+
+    def test_entries_of_earlier_versions_have_no_checksum_and_are_read(self, tmp_path: Path) -> None:
+        Journal(tmp_path).write(entry(1.0))
+        (path,) = tmp_path.iterdir()
+        first = said_by(Journal(tmp_path).read())
+        with safetensors.safe_open(path, "pt") as file:
+            said, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        del said["checksum"]
+        safetensors.torch.save_file(tensors, path, said)
+        assert said_by(Journal(tmp_path).read()) == first
+
+    def test_an_entry_that_was_being_written_counts_for_nothing(self, tmp_path: Path) -> None:
+        Journal(tmp_path).write(entry(1.0))
+        (path,) = tmp_path.iterdir()
+        (tmp_path / "00000002.safetensors.new").write_bytes(path.read_bytes()[:50])
+        assert [each.now for each in Journal(tmp_path).read()] == [1.0]
+
+    @given(content=st.binary(max_size=200), tree=st.text(max_size=50))
+    @settings(
+        derandomize=True, max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    )
+    def test_nonsense_is_one_line(self, tmp_path: Path, content: bytes, tree: str) -> None:
+        path = tmp_path / "00000001.safetensors"
+        tensors = {"0": torch.zeros(1)}
+        for each in (content, safetensors.torch.save(tensors, {"number": "1", "entry": tree})):
+            path.write_bytes(each)
+            with pytest.raises(InputError) as said:
+                Journal(tmp_path).read()
+            assert "\n" not in str(said.value)
+
+
+def said_by(entries: list[Entry]) -> str:
+    """All that entries hold, weights too."""
+    return repr(
+        [replace(each, arrived=()) for each in entries]
+        + [
+            (a.device, a.weights.numpy().tobytes(), a.num_steps, a.train_loss, a.scores)
+            for e in entries
+            for a in e.arrived
+        ]
+    )
 
 
 def context(**config: str | int | float | bool) -> Context:

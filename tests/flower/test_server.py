@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
+import random
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -414,8 +416,9 @@ class TestBadDevices:
             {"test_accuracy": 1e6, "test_num_samples": 2**62},
             {"train_loss": math.nan},
             {"train_loss": 1e308, "test_loss": -1e308},
+            {"train_loss": -9e5, "test_loss": -9e5},
         ],
-        ids=["nan", "large", "loss", "large-losses"],
+        ids=["nan", "large", "loss", "large-losses", "negative-losses"],
     )
     def test_scores_that_cannot_be_true_are_not_recorded(self, forged: dict[str, float], tmp_path: Path) -> None:
         def lying(message: Message, context: Context) -> Message:
@@ -427,8 +430,8 @@ class TestBadDevices:
         Fleet(device_0=lying).serve(deployment(tmp_path))
         last = load(tmp_path).records[-1]
         assert 0 <= last.test_accuracy <= 1
-        assert math.isfinite(last.test_loss)
-        assert math.isfinite(last.train_loss)
+        assert 0 <= last.test_loss < 1e6
+        assert 0 <= last.train_loss < 1e6
 
     def test_whatever_one_answers_the_run_completes_and_it_ends_in_quarantine(self, tmp_path: Path) -> None:
         def nan(message: Message, context: Context) -> Message:
@@ -453,3 +456,54 @@ class TestBadDevices:
         assert load(tmp_path).records[-1].barred == 2
         assert load(tmp_path).records[-1].version == 8
         assert all(torch.isfinite(tensor).all() for tensor in model_in(tmp_path).values())
+
+
+class TestChangedBytes:
+    """One changed byte in any file of a deployment's folder: an error of one line, or the same bits."""
+
+    def test_of_one_that_was_killed(self, tmp_path: Path) -> None:
+        fleet, plan = Fleet(), deployment(tmp_path / "left", rounds=4, checkpoint_every=2.0)
+        with pytest.raises(Killed):
+            fleet.serve(plan, kill_after(fleet, 75))
+        shutil.copytree(tmp_path / "left", tmp_path / "whole")
+        Fleet().serve(deployment(tmp_path / "whole", rounds=4))
+        paths = [path.relative_to(tmp_path / "left") for path in files_in(tmp_path / "left")]
+        assert {path.parts[0] for path in paths} >= {"journal", "checkpoints", "run.json", "records.jsonl"}
+        draw, refused = random.Random(0), Counter[str]()
+        for path, attempt in itertools.product(paths, range(4)):
+            out = tmp_path / "again"
+            shutil.copytree(tmp_path / "left", out)
+            change_a_byte(out / path, draw)
+            try:
+                Fleet().serve(deployment(out, rounds=4))
+                assert same(model_in(tmp_path / "whole"), model_in(out)), (path, attempt)
+            except InputError as error:
+                refused[path.parts[0]] += 1
+                one_line(error)
+            shutil.rmtree(out)
+        assert refused["journal"] > 0
+
+    def test_of_one_that_has_ended(self, tmp_path: Path) -> None:
+        Fleet().serve(deployment(tmp_path / "left", rounds=2))
+        draw = random.Random(0)
+        for path in files_in(tmp_path / "left"):
+            whole = path.read_bytes()
+            change_a_byte(path, draw)
+            with pytest.raises(InputError) as error:
+                Fleet().serve(deployment(tmp_path / "left", rounds=2))
+            one_line(error.value)
+            path.write_bytes(whole)
+
+
+def files_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+
+
+def change_a_byte(path: Path, draw: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    content[draw.randrange(len(content))] ^= draw.randrange(1, 256)
+    path.write_bytes(content)
+
+
+def one_line(error: InputError) -> None:
+    assert "\n" not in str(error)

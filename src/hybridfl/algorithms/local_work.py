@@ -18,6 +18,10 @@ LEAST_RATE = 1e-30
 """What is much smaller is 0 in float32, in which steps are made."""
 
 
+MOST_EPOCHS = 100_000
+"""Of a job. Their order is drawn beforehand: more would fill the memory, and take years."""
+
+
 def require_rate(name: str, rate: Any) -> None:
     """A learning rate is above 0, in float32 too."""
     require_positive(name, rate)
@@ -146,6 +150,8 @@ class FullWork:
     def __post_init__(self) -> None:
         object.__setattr__(self, "learning_rate", schedule_of(self.learning_rate))
         require_whole("epochs", self.epochs)
+        if self.epochs > MOST_EPOCHS:
+            raise InputError(f"epochs={self.epochs} are more than a device gets through: give {MOST_EPOCHS} at most.")
         require_whole("batch_size", self.batch_size)
         if self.proximal:
             require_positive("proximal", self.proximal)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hybridfl.data.federated import Samples
-from hybridfl.data.packed import open_packed
+from hybridfl.data.packed import lines_of, open_packed
 from hybridfl.errors import InputError, require_whole
 from hybridfl.randomness import generator
 from hybridfl.wording import counted
@@ -56,7 +56,7 @@ class Tweets:
 def read_tweets(path: Path) -> Tweets:
     """The tweets of a file as it is published, inside its zip archive or not."""
     with open_packed(path, "noemoticon.csv") as file:
-        tweets = parse_tweets(file)
+        tweets = parse_tweets(lines_of(file, path))
     if not tweets.users:
         raise InputError(f"'{path}' holds no tweets: its rows should be target, id, date, query, user, text.")
     return tweets
@@ -189,15 +189,22 @@ def encode(texts: Sequence[Sequence[str]], codes: dict[str, int], length: int) -
     return torch.from_numpy(encoded)
 
 
+MOST_BYTES_OF_VECTORS = 2**34
+"""The largest published file of GloVe, 840B.300d, has 5.6 GB."""
+MOST_NUMBERS_OF_A_WORD = 2_000
+
+
 def read_glove(path: Path, codes: dict[str, int], num_codes: int) -> Tensor:
     """[num_codes, size]: the vectors of a GloVe file, a word and its numbers a line; zeros for words it does not have."""
     if not path.is_file():
         raise InputError(f"There is no file '{path}': give the path of a GloVe file, or leave glove out.")
     found: dict[str, list[float]] = {}
-    with open_packed(path, ".txt") as file:
-        for number, raw in enumerate(file, start=1):
+    with open_packed(path, ".txt", MOST_BYTES_OF_VECTORS) as file:
+        for number, raw in enumerate(lines_of(file, path), start=1):
             word, *numbers = raw.decode("utf-8", "replace").rstrip().split(" ")
             if word in codes:
+                if len(numbers) > MOST_NUMBERS_OF_A_WORD:
+                    raise InputError(f"Line {number} of '{path}' is no word vector.")
                 try:
                     found[word] = [float(each) for each in numbers]
                 except ValueError:

@@ -27,6 +27,10 @@ WINDOW = 80
 """Characters a sample shows before the one to predict."""
 
 
+MOST_BYTES_OF_PLAYS = 2**26
+"""All that Shakespeare wrote has 5.6 MB."""
+
+
 @dataclass(frozen=True)
 class Role:
     """One speaker of one play, and all lines spoken."""

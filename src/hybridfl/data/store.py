@@ -277,6 +277,9 @@ def is_intact(path: Path, file: RemoteFile) -> bool:
         return False
     try:
         with open_packed(path, file.content_name) as content:
-            return hashlib.sha256(content.read()).hexdigest() == file.content_sha256
+            found = hashlib.sha256()
+            while part := content.read(2**20):
+                found.update(part)
+            return found.hexdigest() == file.content_sha256
     except InputError:
         return False

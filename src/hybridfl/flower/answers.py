@@ -13,7 +13,7 @@ from safetensors.torch import save
 
 from hybridfl.checkpoints import write_aside
 from hybridfl.flower.wire import Terms
-from hybridfl.protocol import Job, LocalScores, Update
+from hybridfl.protocol import Job, LocalScores, Update, Vector
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,15 @@ class Answers:
         """The answer to this very job, if it was the last one given."""
         try:
             with safe_open(self._path(job, terms), "pt") as file:
-                said = json.loads(file.metadata()["update"])
+                text, checksum = (file.metadata()[name] for name in ("update", "checksum"))
                 weights = file.get_tensor("weights")
-        except (OSError, SafetensorError, KeyError, ValueError, TypeError):
+            if checksum != _checksum(text, weights):
+                return None  # it is computed again, to the same
+            said = json.loads(text)
+            scores = None if said["scores"] is None else LocalScores(**said["scores"])
+            return Update(job, weights, said["num_steps"], said["train_loss"], scores)
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError, RecursionError):
             return None
-        scores = None if said["scores"] is None else LocalScores(**said["scores"])
-        return Update(job, weights, said["num_steps"], said["train_loss"], scores)
 
     def keep(self, update: Update, terms: Terms) -> None:
         """In place of the device's answer before. A disk that is full or read-only costs the answer's keeping only."""
@@ -44,7 +47,8 @@ class Answers:
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             before = [old for old in self.folder.glob(f"{update.job.device}-*.safetensors") if old != path]
-            write_aside(path, save({"weights": update.weights.contiguous()}, {"update": json.dumps(said)}))
+            weights, text = update.weights.contiguous(), json.dumps(said)
+            write_aside(path, save({"weights": weights}, {"update": text, "checksum": _checksum(text, weights)}))
             for old in before:
                 old.unlink(missing_ok=True)
 
@@ -55,3 +59,8 @@ class Answers:
             if vector is not None:
                 digest.update(vector.contiguous().numpy().data)
         return self.folder / f"{job.device}-{digest.hexdigest()}.safetensors"
+
+
+def _checksum(said: str, weights: Vector) -> str:
+    about = json.dumps([said, str(weights.dtype), list(weights.shape)]).encode()
+    return hashlib.blake2b(about + weights.cpu().numpy().tobytes(), digest_size=16).hexdigest()

@@ -64,8 +64,8 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 825) -> li
     )
     folder.mkdir(parents=True, exist_ok=True)
     for path, made in zip(paths, (of_authority, of_server), strict=False):
-        path.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    _write_secret(paths[2], _private(server_key, serialization.PrivateFormat.PKCS8))
+        _write_new(path, made.public_bytes(serialization.Encoding.PEM), FOR_ALL)
+    _write_new(paths[2], _private(server_key, serialization.PrivateFormat.PKCS8))
     return paths
 
 
@@ -79,22 +79,34 @@ def make_keys(folder: Path, names: Sequence[str]) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for path in paths:
         key = ec.generate_private_key(ec.SECP384R1())
-        _write_secret(path, _private(key, serialization.PrivateFormat.OpenSSH))
+        _write_new(path, _private(key, serialization.PrivateFormat.OpenSSH))
         public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-        path.with_name(f"{path.name}.pub").write_bytes(public + f" {path.name}\n".encode())
+        _write_new(path.with_name(f"{path.name}.pub"), public + f" {path.name}\n".encode(), FOR_ALL)
     return paths
 
 
 def _check_new(paths: Sequence[Path]) -> None:
-    """Devices may trust what is there already."""
+    """Devices may trust what is there already; a link to nowhere counts as something."""
     for path in paths:
-        if path.exists():
-            raise InputError(f"'{path}' is there already: choose another folder, or remove it if no device uses it.")
+        if os.path.lexists(path):
+            raise _there_already(path)
 
 
-def _write_secret(path: Path, content: bytes) -> None:
-    """Nobody else can read it, not even for a moment."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+def _there_already(path: Path) -> InputError:
+    return InputError(f"'{path}' is there already: choose another folder, or remove it if no device uses it.")
+
+
+FOR_OWNER, FOR_ALL = 0o600, 0o644
+
+
+def _write_new(path: Path, content: bytes, mode: int = FOR_OWNER) -> None:
+    """Into a file that nobody else has made or linked to. Nobody else can read a secret, not even for a moment."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)  # Windows has no such links
+    try:
+        handle = os.open(path, flags, mode)
+    except FileExistsError:
+        raise _there_already(path) from None
+    with os.fdopen(handle, "wb") as file:
         file.write(content)
 
 

@@ -2,14 +2,18 @@
 
 Flower hands an answer over once. A server that dies with it would have to ask its device again; one that wrote it down first
 only has to read it. Algorithms are pure: the same arrivals lead to the same state, so nothing else needs to be kept.
+
+Every entry has a checksum, without which a flipped bit would be another model; those of earlier versions have none, and are
+read as they are. An entry that was being written when the server died does not have its name yet, and counts for nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +26,7 @@ from hybridfl.checkpoints import write_aside
 from hybridfl.codec import Encoded, decode, encode, named
 from hybridfl.errors import InputError
 from hybridfl.flower.roster import Roster
+from hybridfl.flower.wire import plain
 from hybridfl.protocol import Fleet, Inbox, Job, LocalScores, Lost, Outbox, Update, Vector
 
 
@@ -74,7 +79,9 @@ class Journal:
         encoded = encode(entry, _NO_FLEET, _CLASSES)
         # safetensors wants one tensor at least
         tensors = encoded.tensors or {"none": torch.zeros(0)}
-        content = safetensors.torch.save(tensors, {"number": str(self.count + 1), "entry": json.dumps(encoded.tree)})
+        number, tree = str(self.count + 1), json.dumps(encoded.tree)
+        checksum = _checksum(number, tree, tensors)
+        content = safetensors.torch.save(tensors, {"number": number, "entry": tree, "checksum": checksum})
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             write_aside(self._path(self.count + 1), content)
@@ -107,7 +114,7 @@ class Journal:
                 path.unlink(missing_ok=True)
 
     def _files(self) -> list[tuple[int, Path]]:
-        return [(int(path.stem), path) for path in self._folder.glob("*.safetensors") if path.stem.isdigit()]
+        return [(int(path.stem), path) for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
 
     def _path(self, number: int) -> Path:
         return self._folder / f"{number:08d}.safetensors"
@@ -119,12 +126,28 @@ def _read(path: Path, number: int) -> Entry:
             said = file.metadata()
             if said["number"] != str(number):
                 raise ValueError(f"it is number {said['number']}")
-            tree = json.loads(said["entry"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"'{path}' cannot be read ({error}): put it back, or remove it and all after it.") from None
-    entry: Entry = decode(Encoded(tree, tensors), _NO_FLEET, _CLASSES, torch.device("cpu"))
+            if "checksum" in said and said["checksum"] != _checksum(said["number"], said["entry"], tensors):
+                raise ValueError("it does not have its checksum")
+            tree = json.loads(said["entry"])
+        entry = decode(Encoded(tree, tensors), _NO_FLEET, _CLASSES, torch.device("cpu"))
+        if not isinstance(entry, Entry):
+            raise ValueError("it is no entry")
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"'{path}' is not what was written ({plain(error, 300)}): put it back, or remove it and all after it, whose "
+            "answers are then asked for again."
+        ) from None
     return entry
+
+
+def _checksum(number: str, tree: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    checksum = hashlib.blake2b(json.dumps([number, tree]).encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        checksum.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        checksum.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return checksum.hexdigest()
 
 
 class Recallable(Protocol):

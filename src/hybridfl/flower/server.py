@@ -70,6 +70,7 @@ def serve(
     with locked([deployment.out]):
         if files.is_finished:
             check_finished(deployment.out)
+            files.check_model()
             log.info("The run in '%s' has ended already.", deployment.out)
             return
         keeper = Keeper(deployment, files, clock)

@@ -50,15 +50,17 @@ class Keeper:
         self._run = fingerprint(deployment.config)
         self._found = checkpoints.newest(files.checkpoints, self._run)
         body = {} if self._found is None else self._found.body
-        self.journal = Journal(files.folder / "journal", body.get("entries", 0))
+        with checkpoints.making_sense(files.checkpoints):
+            self._needed = int(body.get("entries", 0))
+            """Entries of the journal before the last checkpoint; those after the one before it are kept too."""
+            self.roster = Roster.read(body["roster"]) if body else Roster()
+            then = float(body.get("now", 0.0))
+            self._earlier = float(body.get("wall_seconds", 0.0))
+        self.journal = Journal(files.folder / "journal", self._needed)
         self.past: list[Entry] = [] if self._found is None else self.journal.read()
-        self.roster = Roster.read(body["roster"]) if body else Roster()
-        self.now: float = self.past[-1].now if self.past else body.get("now", 0.0)
+        self.now = self.past[-1].now if self.past else then
         self._good = None if self._found is None else self._found.number
-        self._needed: int = body.get("entries", 0)
-        """Entries of the journal before the last checkpoint; those after the one before it are kept too."""
         self._began_at = self._saved_at = clock()
-        self._earlier = float(body.get("wall_seconds", 0.0))
 
     @property
     def wall_seconds(self) -> float:
@@ -80,9 +82,12 @@ class Keeper:
             return None
         for reason in self._found.skipped:
             log.warning("%s", reason)
-        self._files.go_on_from(self._found.body["positions"])
-        encoded = Encoded(self._found.body["standing"], self._found.tensors)
-        standing: Standing = decode(encoded, fleet, self._classes, torch.device("cpu"))
+        with checkpoints.making_sense(self._files.checkpoints):
+            self._files.go_on_from(self._found.body["positions"])
+            encoded = Encoded(self._found.body["standing"], self._found.tensors)
+            standing = decode(encoded, fleet, self._classes, torch.device("cpu"))
+            if not isinstance(standing, Standing):
+                raise TypeError("no standing")
         arrived = sum(len(entry.arrived) for entry in self.past)
         log.info("Going on from version %d; %d updates have arrived since.", standing.state.version, arrived)
         return standing

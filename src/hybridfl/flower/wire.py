@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -124,7 +125,9 @@ def read_update(job: Job, content: RecordDict) -> Update:
         raise Unreadable(f"shape {list(weights.shape)} instead of {list(job.weights.shape)}")
     if weights.dtype != job.weights.dtype:
         raise Unreadable(f"{weights.dtype} instead of {job.weights.dtype}")
-    return Update(job, weights, num_steps, float(train_loss), None if said is None else _scores(*said))
+    # A loss is for the records alone, and one beyond all bounds is not listened to: see `Heard`.
+    loss = float(train_loss) if abs(train_loss) <= MOST_LOSS else math.nan
+    return Update(job, weights, num_steps, loss, None if said is None else _scores(*said))
 
 
 def enrolment_content(enrolment: Enrolment) -> RecordDict:

@@ -19,7 +19,7 @@ from hybridfl.paper.results import Result, distilled
 from hybridfl.paper.study import Arm, Study, folder_of
 from hybridfl.plan import Run
 from hybridfl.progress import bars, part_done
-from hybridfl.records import FINISHED, Record, load, load_config
+from hybridfl.records import FINISHED, Record, finished, load, load_config
 from hybridfl.threads import CORES
 from hybridfl.wording import counted
 
@@ -91,8 +91,7 @@ def describe(device: torch.device) -> str:
 
 
 def _result(arm: Arm, folder: Path) -> Result:
-    wall_seconds = json.loads((folder / FINISHED).read_text())["wall_seconds"]
-    return distilled(load(folder), arm.at, wall_seconds)
+    return distilled(load(folder), arm.at, finished(folder)["wall_seconds"])
 
 
 class PlanDisplay:
