@@ -61,7 +61,7 @@ from hybridfl.tasks import (
 )
 from hybridfl.timing import ComputeAndLink, ConstantSeconds, Drawn, Pace, PaperDelays, PerDevice, Recorded
 from hybridfl.traces import RecordedAvailability
-from hybridfl.wording import counted
+from hybridfl.wording import brief, counted
 
 Constructor = Callable[..., Any]
 
@@ -125,6 +125,8 @@ def read_algorithm(text: str, local: FullWork = FullWork()) -> Algorithm[Any]:
     return algorithm
 
 
+MOST_SHOWN = 500
+"""Letters of a text that a message quotes."""
 MOST_LETTERS = 100
 """Of a label: it names a folder, a row of a table and a line of a legend."""
 
@@ -210,11 +212,15 @@ def _read(text: str, constructors: Mapping[str, Constructor], kind: str, default
     constructor = _named(name, constructors, kind)
     try:
         call = ast.parse(f"call({rest}" if parenthesis else "call()", mode="eval").body
-    except SyntaxError:
-        raise InputError(f"'{text}' is not a call: write it as it prints, for example FedBuff(buffer=20).") from None
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise InputError(f"'{text}' is more than one call: write it as it prints, for example FedBuff(buffer=20).")
-    return _build(name.strip(), constructor, call, defaults)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name):
+            return _build(name.strip(), constructor, call, defaults)
+    except (SyntaxError, RecursionError, MemoryError):  # thousands of brackets or signs
+        raise InputError(
+            f"'{brief(text, MOST_SHOWN)}' is not a call: write it as it prints, for example FedBuff(buffer=20)."
+        ) from None
+    raise InputError(
+        f"'{brief(text, MOST_SHOWN)}' is more than one call: write it as it prints, for example FedBuff(buffer=20)."
+    )
 
 
 def _named(name: str, constructors: Mapping[str, Constructor], kind: str) -> Constructor:
@@ -222,7 +228,8 @@ def _named(name: str, constructors: Mapping[str, Constructor], kind: str) -> Con
     known = {_plain(spelled): constructor for spelled, constructor in constructors.items()}
     if _plain(name) not in known:
         raise InputError(
-            f"Unknown {kind} '{name.strip()}'.{nearest(name.strip(), constructors)} Known: {', '.join(constructors)}."
+            f"Unknown {kind} '{brief(name.strip(), MOST_SHOWN)}'.{nearest(name.strip(), constructors)} "
+            f"Known: {', '.join(constructors)}."
         )
     return known[_plain(name)]
 
