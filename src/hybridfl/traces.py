@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from hybridfl.availability import Calendar, Intervals
 from hybridfl.errors import InputError, require_positive
+from hybridfl.wording import brief, harmless, is_harmless
 
 Kind = Literal["seconds", "capacities", "intervals"]
 
@@ -325,8 +326,23 @@ def _fedscale(source: Path, keys: tuple[str, ...]) -> Iterator[tuple[str, Mappin
         raise InputError(f"'{source}' does not map devices to what is known of them: give one of FedScale's files.")
     for device, entry in entries.items():
         if not isinstance(entry, dict) or not entry.keys() >= set(keys):
-            raise InputError(f"'{source}', device {device}: no {' and '.join(keys)}: give one of FedScale's files.")
-        yield str(device), entry
+            raise InputError(
+                f"'{source}', device {harmless(brief(str(device), 60))}: no {' and '.join(keys)}: give one of FedScale's files."
+            )
+        yield _imported(source, str(device)), entry
+
+
+MOST_LETTERS = 200
+"""Of a device's name."""
+
+
+def _imported(source: Path, device: str) -> str:
+    """A device's name, which a spreadsheet that opens the trace must not take for a formula."""
+    is_formula = device.startswith(("=", "+", "-", "@")) and not device[1:].isdecimal()
+    if is_formula or len(device) > MOST_LETTERS or not is_harmless(device):
+        what = "would be a formula in a spreadsheet" if is_formula else "is too long or has control characters"
+        raise InputError(f"'{source}', device {harmless(brief(device, 60))}: the name {what}: give it another.")
+    return device
 
 
 def _write(path: Path, kind: Kind, rows: Iterable[tuple[str | float, ...]]) -> None:
