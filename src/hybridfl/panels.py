@@ -18,7 +18,7 @@ AXIS, LINE, GRID, HATCHED = "#9AA3AD", "#D1D5DB", "#EEF0F2", "#E5E7EB"
 """On a light page. The page has the colours that stand for these on a dark one."""
 
 MOST_LETTERS = 200
-"""Of a reason."""
+"""Of a reason, and of a name beside an axis."""
 
 Figure = dict[str, Any]
 """What plotly.js draws: `data` and `layout`."""
@@ -408,7 +408,7 @@ def _jobs(bars: Sequence[charts.Bar]) -> Figure:
         "x": [round(bar.arrival.arrived_at - bar.arrival.sent_at, 9) for bar in bars],
         "customdata": [
             [
-                bar.arrival.device,
+                in_html(bar.arrival.device, MOST_LETTERS),
                 bar.arrival.version,
                 f"{bar.arrival.sent_at:g}",
                 f"{bar.arrival.arrived_at:g}",
@@ -473,7 +473,7 @@ def _rows(names: Sequence[str]) -> Figure:
     """A vertical axis with a name a row, the first on top."""
     return {
         "tickvals": list(range(len(names))),
-        "ticktext": [in_html(name) for name in names],
+        "ticktext": [in_html(name, MOST_LETTERS) for name in names],
         "range": [len(names) - 0.4, -0.6],
         "showline": False,
     }
@@ -481,7 +481,8 @@ def _rows(names: Sequence[str]) -> Figure:
 
 def _numbers(values: Floats | Sequence[float]) -> list[float | None]:
     """JSON has no NaN, and five digits are more than a screen shows."""
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+    rounded = (float(f"{value:.5g}") for value in values)  # of the greatest numbers there are, up to infinity
+    return [value if math.isfinite(value) else None for value in rounded]
 
 
 def _colorscale(colours: Sequence[str]) -> list[tuple[float, str]]:
