@@ -117,12 +117,12 @@ def test_nothing_imports_the_command_line(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["records", "interval", "summary", "charts", "panels", "plots", "fault_table", "headline", "report"],
+    ["stored", "records", "interval", "summary", "charts", "panels", "plots", "fault_table", "headline", "report"],
 )
 def test_reports_read_result_folders_only(name: str) -> None:
     drawn = {"summary", "charts", "panels", "plots", "fault_table", "headline", "report"}
     assert name in MODULES
-    assert reached(name) <= {"errors", "wording", "records", "interval", *drawn}
+    assert reached(name) <= {"errors", "wording", "seals", "stored", "records", "interval", *drawn}
     assert "hybridfl" not in imported(name)
     assert "torch" not in {each.split(".")[0] for each in imported(name)}
 

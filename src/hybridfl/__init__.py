@@ -6,9 +6,15 @@
 does not load PyTorch.
 """
 
+import logging
 from importlib.metadata import version
 
 import lazy_loader
 
+from hybridfl.wording import say_harmlessly
+
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __version__ = version("hybridfl")
+
+for _name in ("hybridfl", "flwr.hybridfl"):
+    logging.getLogger(_name).addFilter(say_harmlessly)

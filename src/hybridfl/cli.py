@@ -44,6 +44,7 @@ from hybridfl.cli_options import (
     TaskOption,
     examples,
 )
+from hybridfl.cli_output import say
 from hybridfl.cli_stopping import STOPPED, Stoppable, again, stoppable
 from hybridfl.errors import MOST_SEED, InputError, nearest
 from hybridfl.waiting import making_data, under_way
@@ -77,7 +78,7 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from hybridfl import __version__
 
-        typer.echo(f"hybridfl {__version__}")
+        say(f"hybridfl {__version__}")
         raise typer.Exit
 
 
@@ -307,7 +308,7 @@ def compare(
             fleet_size, slow = counted(devices, "device"), runs[0].stage.is_straggler.mean()
             title = f"{runs[0].task.name}, {fleet_size}, {slow:.0%} stragglers{cut}"
             print_table(rows, goal, title, measure_of(saved), bounds, baseline_name(saved))
-        _report(folder, target, say=not quiet and not as_json)
+        _report(folder, target, quiet or as_json)
         if not quiet and not as_json:
             _say_what_else_is_there(folder, begun)
     if interrupted:
@@ -327,7 +328,7 @@ def report(
     """Write one page with all figures that works offline, and the figures as SVG and PDF."""
     from hybridfl.report import write_report
 
-    typer.echo(f"Report: {write_report(folder, target)}")
+    say(f"Report: {write_report(folder, target)}")
 
 
 @app.command(epilog=examples("hybridfl tensorboard results/demo", "hybridfl tensorboard results/flower --follow"))
@@ -342,7 +343,7 @@ def tensorboard(
 
     events = Events(folder)
     count = events.write()
-    typer.echo(f"{counted(count, 'record')}. Look at them with: tensorboard --logdir {shlex.quote(str(events.folder))}")
+    say(f"{counted(count, 'record')}. Look at them with: tensorboard --logdir {shlex.quote(str(events.folder))}")
     with contextlib.suppress(KeyboardInterrupt):
         while follow:
             time.sleep(2)
@@ -400,12 +401,12 @@ def main() -> None:
     try:
         app()
     except InputError as error:
-        typer.echo(f"Error: {error}", err=True)
+        say(f"Error: {error}", err=True)
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:  # PyTorch has no exception of its own for it on the CPU
         if not isinstance(error, MemoryError) and "can't allocate memory" not in str(error):
             raise
-        typer.echo(
+        say(
             "Error: There is not enough memory: ask for fewer devices, epochs or samples, or a smaller model.", err=True
         )
         sys.exit(2)
@@ -413,9 +414,7 @@ def main() -> None:
         if error.errno not in OF_THE_DISK:
             raise
         place = f"'{error.filename}'" if error.filename else "what was to be written"
-        typer.echo(
-            f"Error: {error.strerror}: {place}. Make room, or choose a place that can be read and written.", err=True
-        )
+        say(f"Error: {error.strerror}: {place}. Make room, or choose a place that can be read and written.", err=True)
         # What waits in standard output would fail once more at the very end.
         with contextlib.suppress(OSError), Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
@@ -463,20 +462,20 @@ def _check_local_is_used(texts: Sequence[str]) -> None:
 def _print_notes(task: Task, quiet: bool) -> None:
     """What a reader of the results should know of the data, on standard error."""
     for note in () if quiet else task.notes:
-        typer.echo(f"{task.name}: {note}", err=True)
+        say(f"{task.name}: {note}", err=True)
 
 
-def _report(folder: Path, target: float | None, say: bool) -> None:
+def _report(folder: Path, target: float | None, quiet: bool) -> None:
     """The report is an extra: without its packages a comparison is complete all the same."""
     try:
         from hybridfl.report import write_report
 
         page = write_report(folder, target)
     except InputError as error:
-        typer.echo(f"No report: {error}", err=True)
+        say(f"No report: {error}", err=True)
         return
-    if say:
-        typer.echo(f"Report: {page}")
+    if not quiet:
+        say(f"Report: {page}")
 
 
 def _say_what_else_is_there(folder: Path, ours: Sequence[Path]) -> None:
@@ -487,14 +486,14 @@ def _say_what_else_is_there(folder: Path, ours: Sequence[Path]) -> None:
     others = [each for each in others if (each / RECORDS).exists() and (each / RECORDS).stat().st_size]
     if others:
         labels = sorted({str(load_config(each)["label"]) for each in others})
-        typer.echo(
+        say(
             f"The report also covers {counted(len(others), 'other run')} in {folder} ({', '.join(labels)}), which the table "
             "leaves out."
         )
 
 
 def _stopped(folder: Path) -> NoReturn:
-    typer.echo(_how_to_go_on(folder), err=True)
+    say(_how_to_go_on(folder), err=True)
     raise typer.Exit(STOPPED)
 
 
@@ -558,9 +557,9 @@ def _play(
     took = time.perf_counter() - started
     for plan in () if quiet else plans:
         if id(plan) in latest:
-            typer.echo(_ended(plan, latest[id(plan)]))
+            say(_ended(plan, latest[id(plan)]))
     if not quiet and not interrupted:
-        typer.echo(f"{took:.1f} s here. Results: {root}    Report: hybridfl report {shlex.quote(str(root))}")
+        say(f"{took:.1f} s here. Results: {root}    Report: hybridfl report {shlex.quote(str(root))}")
     if interrupted:
         _stopped(root)
     if any(record.has_diverged for record in latest.values()):
@@ -574,9 +573,7 @@ def _say_what_has_ended(plans: Sequence[Run], folders: Sequence[Path], quiet: bo
     if any(ended) and not quiet:
         have = "has" if sum(ended) == 1 else "have"
         which = "This run has" if len(plans) == 1 else f"{sum(ended)} of {len(plans)} runs {have}"
-        typer.echo(
-            f"{which} ended already and will only be read; `run --fresh` or `compare --fresh` begins again.", err=True
-        )
+        say(f"{which} ended already and will only be read; `run --fresh` or `compare --fresh` begins again.", err=True)
 
 
 def _ended(plan: Run, record: Record) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridfl.cli_options import examples
+from hybridfl.cli_output import say
 from hybridfl.errors import MOST_SEED
 from hybridfl.waiting import making_data
 from hybridfl.wording import counted
@@ -64,7 +65,7 @@ def fetch(name: NameArgument, data_dir: DataDirOption = None) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
         paths = fetch_files(name, data_dir, lambda file: FileProgress(progress, file))
-    typer.echo(f"{name} is in {paths[0].parent}")
+    say(f"{name} is in {paths[0].parent}")
 
 
 @app.command(epilog=examples("hybridfl data check", "hybridfl data check --data-dir ~/data"))
@@ -82,17 +83,15 @@ def check(data_dir: DataDirOption = None) -> None:
         damaged += [name] if bad else []
         states = set(conditions.values())
         if bad:
-            typer.echo(f"{name}: damaged: {', '.join(bad)}")
+            say(f"{name}: damaged: {', '.join(bad)}")
         elif states == {"missing"}:
-            typer.echo(f"{name}: not here")
+            say(f"{name}: not here")
         elif "missing" in states:
-            typer.echo(f"{name}: incomplete")
+            say(f"{name}: incomplete")
         elif "unverified" in states:
-            typer.echo(
-                f"{name}: here as {', '.join(str(find(folder, file)) for file in conditions)}, checksum not known"
-            )
+            say(f"{name}: here as {', '.join(str(find(folder, file)) for file in conditions)}, checksum not known")
         else:
-            typer.echo(f"{name}: intact")
+            say(f"{name}: intact")
     if damaged:
         again = ", ".join(f"`hybridfl data fetch {name}`" for name in damaged)
         raise InputError(f"Not all is what was published: run {again}.")
@@ -103,7 +102,7 @@ def where(data_dir: DataDirOption = None) -> None:
     """Print the folder that holds the data sets."""
     from hybridfl.data.store import data_dir as folder_of
 
-    typer.echo(folder_of(data_dir))
+    say(str(folder_of(data_dir)))
 
 
 @app.command(
@@ -152,7 +151,7 @@ def show(
 
         train = counted(len(built.train.index), "training sample")
         write_label_plot(labels, f"{task}: {train} on {counted(devices, 'device')}, seed {seed}", out)
-        typer.echo(f"Picture: {out}")
+        say(f"Picture: {out}")
 
 
 def _check_picture(out: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from hybridfl.cli_options import examples
+from hybridfl.cli_output import say
 from hybridfl.errors import MOST_SEED, InputError, nearest
 from hybridfl.wording import counted
 
@@ -123,4 +124,4 @@ def import_trace(
     if target.exists() and not overwrite:
         raise InputError(f"'{target}' is there already: give another path, or --overwrite.")
     importer, usage = importers[layout]
-    typer.echo(f"{counted(importer(source, target), 'device')} in {target}. Use it with {usage.format(target)}")
+    say(f"{counted(importer(source, target), 'device')} in {target}. Use it with {usage.format(target)}")

@@ -10,6 +10,7 @@ import typer
 
 from hybridfl.cli_data import DataDirOption
 from hybridfl.cli_options import DeviceOption, Folder, QuietOption
+from hybridfl.cli_output import say
 from hybridfl.cli_stopping import stoppable
 from hybridfl.errors import InputError, nearest
 from hybridfl.wording import counted
@@ -65,7 +66,7 @@ def reproduce(
             reproduce(plan, device, quiet)
     page = write_page(out, STUDIES)
     if not quiet:
-        typer.echo(f"Page: {page}")
+        say(f"Page: {page}")
 
 
 def _list() -> None:

@@ -14,6 +14,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from hybridfl.cli_output import say
+from hybridfl.wording import in_one_line
+
 STOPPED = 130
 """The exit code of what Ctrl-C has stopped."""
 
@@ -29,7 +32,7 @@ class _Leave:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         shown = SHOW_CURSOR if os.isatty(2) else ""
-        os.write(2, f"{shown}\n{self.how_to_go_on()}\n".encode())
+        os.write(2, f"{shown}\n{in_one_line(self.how_to_go_on())}\n".encode())
         os._exit(STOPPED)
 
 
@@ -61,7 +64,7 @@ def stoppable(how_to_go_on: Callable[[], str] = again) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, KeyboardInterrupt) and not isinstance(signal.getsignal(signal.SIGINT), _Leave):
             raise
-        typer.echo(how_to_go_on(), err=True)
+        say(how_to_go_on(), err=True)
         raise typer.Exit(STOPPED) from None
     finally:
         if signal.getsignal(signal.SIGINT) is stop:

@@ -81,7 +81,9 @@ def folder_of(out: Path, run: Run) -> Path:
 
 def slug(text: str) -> str:
     """A text as the name of a folder."""
-    name = re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-") or "run"
+    name = re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-")
+    if not name.strip("."):  # '..' would be the folder above
+        name = "run"
     if len(name) > MOST_LETTERS:
         raise InputError(
             f"'{text[:40]}…' has {len(text):,} letters and is too long to name a folder: give the algorithm a label, "
@@ -95,6 +97,10 @@ def check_out(out: Path, runs: Sequence[Run]) -> None:
     folders = [folder_of(out, run) for run in runs]
     check_apart([run.name for run in runs], folders)
     for folder, run in zip(folders, runs, strict=True):
+        if not folder.resolve().is_relative_to(out.resolve()):
+            raise InputError(
+                f"'{folder}' is behind a link that leads out of '{out}': remove the link, or choose another folder."
+            )
         check_folder(folder, run.config)
     configs = [run.config for run in runs]
     by_label = {config["label"]: config for config in configs}

@@ -12,12 +12,16 @@ class InputError(ValueError):
     """A value the user gave is wrong. The command line prints the message as one line and exits with code 2."""
 
 
+MOST_LETTERS = 100
+"""Of a word that is compared with others: no name is longer."""
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """`" Did you mean 'fedavg'?"` where a known word is one slip away from `word`, else an empty string.
 
     A word of eight letters may have two slips, one of twelve three. The beginning of one known word alone is enough too.
     """
-    wanted = _plain(word)
+    wanted = _plain(word[:MOST_LETTERS])
     known = {each: _plain(each) for each in words}
     slips = {each: _slips(wanted, plain) for each, plain in known.items()}
     best = min(slips, key=lambda each: slips[each], default="")

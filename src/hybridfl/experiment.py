@@ -30,6 +30,7 @@ from hybridfl.records import (
     changed_versions,
     check_apart,
     check_folder,
+    checked_config,
     load,
     named_folder,
 )
@@ -192,6 +193,7 @@ def save_all(
     saves = FolderSaves(plans, paths, place, Often(checkpoint_every))
     for plan, folder in zip(plans, paths, strict=True):
         _ = plan.stage  # a run that could not start is an error before anything is written
+        checked_config(plan.config, f"{plan.name}, seed {plan.seed}", "it could not be read back, so give another")
         check_folder(folder, plan.config)
         if not fresh:
             _check_code(folder, saves.files(plan))

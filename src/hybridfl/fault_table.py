@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from html import escape
 
 from hybridfl.records import SavedRun
 from hybridfl.summary import by_label
-from hybridfl.wording import counted
+from hybridfl.wording import counted, in_html
 
-MOST_DEVICES = 20
+MOST_DEVICES = MOST_REASONS = 20
+MOST_LETTERS = 300
+"""Of a reason."""
 
 
 def fault_section(runs: Sequence[SavedRun]) -> str:
@@ -32,7 +33,7 @@ def _by_algorithm(runs: Sequence[SavedRun]) -> str:
         last = [run.records[-1] for run in group]
         rows.append(
             (
-                escape(label),
+                in_html(label),
                 _reasons(Counter(arrival.lost for arrival in arrivals if arrival.lost is not None)),
                 _reasons(Counter(arrival.refused for arrival in arrivals if arrival.refused is not None)),
                 f"{sum(each.barred for each in last):,}",
@@ -55,7 +56,7 @@ def _by_device(runs: Sequence[SavedRun]) -> str:
     if not refused:
         return ""
     rows = [
-        (escape(label), str(seed), str(device), _reasons(reasons[label, seed, device]))
+        (in_html(label), str(seed), in_html(device), _reasons(reasons[label, seed, device]))
         for (label, seed, device), _ in refused.most_common(MOST_DEVICES)
     ]
     more = len(refused) - len(rows)
@@ -65,7 +66,9 @@ def _by_device(runs: Sequence[SavedRun]) -> str:
 
 
 def _reasons(counts: Counter[str]) -> str:
-    return "<br>".join(f"{count:,} {escape(reason)}" for reason, count in counts.most_common()) or "0"
+    lines = [f"{count:,} {in_html(reason, MOST_LETTERS)}" for reason, count in counts.most_common(MOST_REASONS)]
+    more = len(counts) - len(lines)
+    return "<br>".join([*lines, *([f"and {counted(more, 'other reason')}"] if more else [])]) or "0"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -48,8 +48,8 @@ def locked(folders: Sequence[Path]) -> Iterator[None]:
 @contextmanager
 def _held(folder: Path, kind: int) -> Iterator[None]:
     try:
-        handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-    except OSError:  # not ours to write, for example
+        handle = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o644)
+    except OSError:  # not ours to write, for example, or a link
         yield
         return
     try:

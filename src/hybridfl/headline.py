@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from html import escape
 
 from hybridfl import charts
 from hybridfl.interval import Interval
 from hybridfl.records import SavedRun
 from hybridfl.summary import Measure, Row, badness, baseline_name, by_label, finals, is_bound, measure_of
-from hybridfl.wording import listed
+from hybridfl.wording import in_html, listed
 
 Groups = dict[str, list[SavedRun]]
 
@@ -30,7 +29,7 @@ def headline(runs: Sequence[SavedRun], rows: Sequence[Row], target: float) -> st
     return " ".join(
         [
             *_end_sentences(hero, rivals, measure, groups),
-            *_target_sentences(hero, rivals, target, charts.seconds_of(runs), escape(baseline_name(runs) or "")),
+            *_target_sentences(hero, rivals, target, charts.seconds_of(runs), in_html(baseline_name(runs) or "")),
             *(
                 f"With all the data in one place, {_name(row)} reaches {shown(row, measure)}"
                 f"{' by device' if measure == 'device_accuracy' else ''}: the upper bound."
@@ -135,4 +134,4 @@ def times(factor: float) -> str:
 
 
 def _name(row: Row) -> str:
-    return escape(row.algorithm)
+    return in_html(row.algorithm)

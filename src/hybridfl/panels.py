@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import Any
 
 from hybridfl import charts
 from hybridfl.charts import KINDS, QUANTITIES, Axis, Kind, Quantity
 from hybridfl.records import SavedRun
 from hybridfl.summary import Floats, by_label
+from hybridfl.wording import in_html
 
 WHITE, BLACK, INK, INK_SOFT = "#FFFFFF", "#000000", "#1F2933", "#374151"
 AXIS, LINE, GRID, HATCHED = "#9AA3AD", "#D1D5DB", "#EEF0F2", "#E5E7EB"
 """On a light page. The page has the colours that stand for these on a dark one."""
+
+MOST_LETTERS = 200
+"""Of a reason, and of a name beside an axis."""
 
 Figure = dict[str, Any]
 """What plotly.js draws: `data` and `layout`."""
@@ -133,7 +136,7 @@ def curves_figure(runs: Sequence[SavedRun], axis: Axis, quantity: Quantity, targ
             {
                 **shared,
                 "y": _numbers(curve.mean),
-                "name": escape(names[label]),
+                "name": in_html(names[label]),
                 "mode": "lines" if len(curve.x) > 1 else "markers",
                 "line": {"color": look.colour, "width": look.width, "dash": look.dash, "shape": "hv"},
                 "marker": {"color": look.colour, "size": 8},
@@ -166,7 +169,7 @@ def _diverged(at: Figure, colour: str, name: str) -> Figure:
         **at,
         "mode": "markers",
         "marker": {"symbol": "x", "size": 11, "color": colour},
-        "name": f"{escape(name)} diverges",
+        "name": f"{in_html(name)} diverges",
         "hovertemplate": "diverges",
         "showlegend": False,
     }
@@ -189,7 +192,7 @@ def devices_figure(runs: Sequence[SavedRun], kind: Kind) -> Figure | None:
                     "type": "scatter",
                     "mode": "lines" if len(spread.share) > 1 else "markers",
                     "legendgroup": str(place),
-                    "name": escape(names[label]),
+                    "name": in_html(names[label]),
                     "x": _numbers(spread.share),
                     "y": _numbers(spread.accuracy),
                     "line": {"color": look.colour, "width": look.width, "dash": look.dash},
@@ -247,7 +250,8 @@ def stragglers_figure(runs: Sequence[SavedRun]) -> dict[str, Figure]:
             "line": {"color": look.colour, "width": 2.5},
             "marker": {"size": 12, "color": [look.colour, WHITE], "line": {"color": look.colour, "width": 2.5}},
             "text": ["stragglers' data", "normal devices' data"],
-            "hovertemplate": f"{escape(names[label])}<br>%{{text}}: %{{x:.1%}}<extra></extra>",
+            "customdata": [in_html(names[label])] * 2,
+            "hovertemplate": "%{customdata}<br>%{text}: %{x:.1%}<extra></extra>",
             "showlegend": False,
         }
         for row, (label, look) in enumerate(looks.items())
@@ -404,7 +408,7 @@ def _jobs(bars: Sequence[charts.Bar]) -> Figure:
         "x": [round(bar.arrival.arrived_at - bar.arrival.sent_at, 9) for bar in bars],
         "customdata": [
             [
-                bar.arrival.device,
+                in_html(bar.arrival.device, MOST_LETTERS),
                 bar.arrival.version,
                 f"{bar.arrival.sent_at:g}",
                 f"{bar.arrival.arrived_at:g}",
@@ -421,7 +425,7 @@ def _fate(bar: charts.Bar) -> str:
     for fate in ("discarded", "refused", "lost"):
         reason = getattr(bar.arrival, fate)
         if reason is not None:
-            return f"{fate}: {escape(reason)}"
+            return f"{fate}: {in_html(reason, MOST_LETTERS)}"
     at = "" if math.isnan(bar.merged_at) else f" at {bar.merged_at:g} s"
     return f"merged{at}, staleness {bar.arrival.staleness}"
 
@@ -469,7 +473,7 @@ def _rows(names: Sequence[str]) -> Figure:
     """A vertical axis with a name a row, the first on top."""
     return {
         "tickvals": list(range(len(names))),
-        "ticktext": [escape(name) for name in names],
+        "ticktext": [in_html(name, MOST_LETTERS) for name in names],
         "range": [len(names) - 0.4, -0.6],
         "showline": False,
     }
@@ -477,7 +481,8 @@ def _rows(names: Sequence[str]) -> Figure:
 
 def _numbers(values: Floats | Sequence[float]) -> list[float | None]:
     """JSON has no NaN, and five digits are more than a screen shows."""
-    return [float(f"{value:.5g}") if math.isfinite(value) else None for value in values]
+    rounded = (float(f"{value:.5g}") for value in values)  # of the greatest numbers there are, up to infinity
+    return [value if math.isfinite(value) else None for value in rounded]
 
 
 def _colorscale(colours: Sequence[str]) -> list[tuple[float, str]]:

@@ -30,6 +30,7 @@ from hybridfl.protocol import Algorithm, Fleet, always_online
 from hybridfl.provenance import code_of, repr_of
 from hybridfl.records import Config, DeviceScore
 from hybridfl.spelling import read_algorithm, read_fleet, read_guard
+from hybridfl.stored import require_name
 from hybridfl.task import Task
 from hybridfl.timing import ConstantSeconds, Pace, Recorded, Roster
 from hybridfl.traces import RecordedAvailability, checksum
@@ -67,6 +68,8 @@ class Run:
         for name, read in readers.items():
             if isinstance(getattr(self, name), str):
                 object.__setattr__(self, name, read(getattr(self, name)))
+        if self.label:
+            require_name("label", self.label)
         _check_kind("algorithm", self.algorithm, "step", "HFL() or 'hfl'")
         _check_kind("fleet", self.timing, "of", "PaperDelays() or 'phones'")
         if self.guard is not None:

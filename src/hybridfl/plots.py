@@ -21,6 +21,7 @@ from hybridfl import charts
 from hybridfl.charts import Axis, Kind, Look, Quantity
 from hybridfl.records import SavedRun
 from hybridfl.summary import by_label
+from hybridfl.wording import harmless
 
 ONE_COLUMN, TWO_COLUMNS = 3.5, 7.0
 """Inches."""
@@ -61,6 +62,7 @@ def write_figures(runs: Sequence[SavedRun], folder: Path) -> list[Path]:
             if figure is not None:
                 for kind, metadata in NO_DATES.items():
                     path = folder / f"{name}.{kind}"
+                    path.unlink(missing_ok=True)  # a link is not followed
                     figure.savefig(path, metadata=metadata)
                     figure.set_layout_engine("none")  # laid out once: it takes as long as drawing
                     written.append(path)
@@ -319,9 +321,9 @@ def _width(look: Look) -> float:
 
 def _text(label: str) -> str:
     """A label as Matplotlib takes it: a dollar sign would start a formula."""
-    return charts.short(label).replace("$", r"\$")
+    return charts.short(harmless(label)).replace("$", r"\$")
 
 
 def _texts(labels: Iterable[str]) -> list[str]:
     """Labels as Matplotlib takes them, each unlike the others."""
-    return [_text(name) for name in charts.names(labels).values()]
+    return [_text(name) for name in charts.names(map(harmless, labels)).values()]

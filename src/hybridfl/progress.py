@@ -8,23 +8,32 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Column
+from rich.text import Text
 
 from hybridfl.plan import Run
 from hybridfl.records import Record
 from hybridfl.waiting import MANY_DEVICES
+from hybridfl.wording import harmless
 
 FIRST_MODEL, FIRST_ROUND = "scoring the first model", "first round"
 """What is under way while there is no news yet."""
 
 
+class NameColumn(ProgressColumn):
+    """What a line is called, letter by letter: brackets in a name are no markup. A line may have a style."""
+
+    def render(self, task: Task) -> Text:
+        return Text(harmless(task.description), style=task.fields.get("style", ""))
+
+
 def bars(name_width: int, bar_width: int, news_width: int, quiet: bool) -> Progress:
     """Lines of name, bar, news and time left, on standard error, so that standard output stays clean."""
     return Progress(
-        TextColumn("{task.description}", table_column=Column(max_width=name_width, no_wrap=True)),
+        NameColumn(table_column=Column(max_width=name_width, no_wrap=True)),
         BarColumn(bar_width=bar_width),
-        TextColumn("{task.fields[news]}", table_column=Column(min_width=news_width, no_wrap=True)),
+        TextColumn("{task.fields[news]}", markup=False, table_column=Column(min_width=news_width, no_wrap=True)),
         TimeRemainingColumn(elapsed_when_finished=True),
         console=Console(stderr=True),
         disable=quiet,
@@ -60,7 +69,7 @@ class RunsDisplay:
             )
             for name in dict.fromkeys(run.name for run in runs)
         }
-        self._all = self._progress.add_task("[bold]all runs", total=len(runs), news="")
+        self._all = self._progress.add_task("all runs", total=len(runs), news="", style="bold")
         self._is_long = any(len(run.task.train) >= MANY_DEVICES for run in runs)
         self._parts: dict[str, dict[int, float]] = {name: {} for name in self._lines}
 

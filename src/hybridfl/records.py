@@ -8,13 +8,16 @@ import logging
 import math
 import shlex
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hybridfl import stored
 from hybridfl.errors import InputError
 from hybridfl.seals import opened
+from hybridfl.stored import PUT_BACK, Check, checked, or_none
+from hybridfl.wording import brief, harmless
 
 log = logging.getLogger("hybridfl")
 
@@ -108,11 +111,89 @@ class Arrival:
 Config = Mapping[str, Any]
 
 
+def _label(value: Any) -> str | int:
+    """Earlier versions took numbers, too."""
+    return value if type(value) is int else stored.name(value)
+
+
+_CONFIG: dict[str, Check] = {
+    "label": _label,
+    "algorithm": stored.text,
+    "timing": stored.text,
+    "seed": stored.whole,
+    "seconds": or_none(stored.seconds),
+    "rounds": or_none(stored.count),
+    "evaluate_every": or_none(stored.seconds),
+    "guard": or_none(stored.text),
+    "traces": stored.texts_by_name,
+    "code": stored.texts_by_name,
+    "versions": stored.texts_by_name,
+}
+_CONFIG_NEEDED = ("label", "algorithm", "task", "timing", "seed", "seconds", "rounds", "evaluate_every")
+_TASK: dict[str, Check] = {
+    "name": stored.name,
+    "devices": stored.count,
+    "train_samples": stored.count,
+    "test_samples": stored.count,
+    "model": stored.text,
+    "parameters": stored.count,
+    "loss": stored.text,
+    "l2": or_none(stored.measure),
+    "scored": or_none(stored.count),
+    "notes": stored.list_of(stored.text),
+    "checksum": stored.name,
+}
+_RECORD: dict[str, Check] = {
+    "version": stored.count,
+    "seconds": stored.seconds,
+    "merged": stored.count,
+    "mean_staleness": stored.measure,
+    "max_staleness": stored.count,
+    "train_loss": stored.measure,
+    "test_loss": stored.measure,
+    "test_accuracy": stored.share,
+    "normal_accuracy": stored.share,
+    "straggler_accuracy": stored.share,
+    "bytes_sent": stored.size,
+    "bytes_received": stored.size,
+    "discarded": stored.count,
+    "refused": stored.count,
+    "lost": stored.count,
+    "forgotten": stored.count,
+    "barred": stored.count,
+    "device_accuracy": stored.share,
+    "worst_accuracy": stored.share,
+    "below_chance": stored.share,
+    "diverged_at": stored.measure,
+}
+_RECORD_NEEDED = tuple(_RECORD)[: tuple(_RECORD).index("refused")]
+_ARRIVAL: dict[str, Check] = {
+    "device": stored.count,
+    "version": stored.count,
+    "sent_at": stored.seconds,
+    "arrived_at": stored.seconds,
+    "staleness": stored.count,
+    "discarded": or_none(stored.text),
+    "refused": or_none(stored.text),
+    "lost": or_none(stored.text),
+}
+_ARRIVAL_NEEDED = ("device", "version", "sent_at", "arrived_at", "staleness")
+_SCORE: dict[str, Check] = {
+    "device": stored.count,
+    "accuracy": stored.share,
+    "num_samples": stored.count,
+    "is_straggler": stored.flag,
+}
+
+MOST_OF_A_REASON = 10_000
+"""Letters that are kept of why an update came to nothing: devices have a say in it."""
+
 RUN = "run.json"
 RECORDS = "records.jsonl"
 ARRIVALS = "arrivals.jsonl"
 DEVICES = "devices.jsonl"
 FINISHED = "finished.json"
+_OURS = frozenset({RUN, RECORDS, ARRIVALS, DEVICES, FINISHED, "model.safetensors", "checkpoints", "journal", ".lock"})
 
 DEPLOYED = "Flower"
 """What a deployment's `run.json` says in the place of a simulated fleet."""
@@ -166,7 +247,7 @@ def named_folder(what: str, given: str | Path) -> Path:
 
 
 def check_folder(folder: Path, config: Config) -> None:
-    """Refuse a folder that cannot be written or that holds the results of another configuration."""
+    """Refuse a folder that cannot be written, is not all in one place, or holds the results of another configuration."""
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir():
         raise InputError(f"'{nearest}' is a file, not a folder: choose another folder.")
@@ -175,20 +256,40 @@ def check_folder(folder: Path, config: Config) -> None:
             pass
     except OSError as error:
         raise InputError(f"Cannot write to '{nearest}' ({error.strerror}): choose another folder.") from None
+    _check_no_links(folder)
     if (folder / RUN).exists():
         found, wanted = _flat(identity(load_config(folder))), _flat(identity(config))
         for name in wanted:
             if wanted[name] != found.get(name) and name == "task checksum":
                 raise InputError(
-                    f"'{folder}' holds results of other data or other first weights (its checksum was {found.get(name)!r}, now "
-                    f"{wanted[name]!r}): make them the same, with `torch.manual_seed(0)` before a model is made at random, or "
-                    "choose another folder."
+                    f"'{folder}' holds results of other data or other first weights (its checksum was "
+                    f"{_quoted(found.get(name))}, now {_quoted(wanted[name])}): make them the same, with "
+                    "`torch.manual_seed(0)` before a model is made at random, or choose another folder."
                 )
             if wanted[name] != found.get(name):
                 raise InputError(
-                    f"'{folder}' holds results of another configuration ({name} was {found.get(name)!r}, now "
-                    f"{wanted[name]!r}): choose another folder or remove this one."
+                    f"'{folder}' holds results of another configuration ({_named(name)} was {_quoted(found.get(name))}, now "
+                    f"{_quoted(wanted[name])}): choose another folder or remove this one."
                 )
+
+
+def _check_no_links(folder: Path) -> None:
+    """Refuse a link in the place of a file or folder of ours: what is written or removed would be so somewhere else."""
+    inner = [place for place in (folder, folder / "checkpoints", folder / "journal") if place.is_dir()]
+    for path in (path for place in inner for path in place.iterdir()):
+        is_ours = path.parent != folder or path.name.removesuffix(".new") in _OURS
+        if is_ours and path.is_symlink():
+            raise InputError(
+                f"'{path}' is a link to somewhere else: put what it stands for in its place, or remove it."
+            )
+
+
+def _quoted(value: object) -> str:
+    return brief(repr(value), 1000)
+
+
+def _named(name: str) -> str:
+    return brief(harmless(name), 60)
 
 
 def changed_code(folder: Path, config: Config) -> list[str]:
@@ -266,7 +367,9 @@ def difference(one: Config, other: Config) -> str | None:
 
 def _first_difference(left: dict[str, Any], right: dict[str, Any], besides: Sequence[str] = ()) -> str | None:
     names = [name for name in left | right if left.get(name) != right.get(name) and name not in besides]
-    return f"{names[0]} {left.get(names[0])!r} and {right.get(names[0])!r}" if names else None
+    if not names:
+        return None
+    return f"{_named(names[0])} {_quoted(left.get(names[0]))} and {_quoted(right.get(names[0]))}"
 
 
 def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,18 +385,26 @@ def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_config(folder: Path) -> Config:
     """Read a run's configuration."""
+    path = folder / RUN
     try:
-        said = dict(json.loads((folder / RUN).read_text()))
-    except (OSError, ValueError, TypeError, RecursionError):
-        said = {}
-    if {"label", "algorithm", "task", "timing", "seed", "seconds", "rounds", "evaluate_every"} <= set(said):
-        config = opened(said)
-        if config is not None:
-            return config
+        said = stored.read_json(path)
+    except (OSError, ValueError):
+        said = None
+    if not isinstance(said, dict) or not set(said).issuperset(_CONFIG_NEEDED):
+        raise InputError(f"'{path}' is not a run's configuration: remove the folder, or choose another.")
+    config = opened(said)
+    if config is None:
         raise InputError(
-            f"'{folder / RUN}' is not what it was when the run began: put it back, or remove the folder and run again."
+            f"'{path}' is not what it was when the run began: put it back, or remove the folder and run again."
         )
-    raise InputError(f"'{folder / RUN}' is not a run's configuration: remove the folder, or choose another.")
+    return checked_config(config, f"'{path}'", PUT_BACK)
+
+
+def checked_config(config: Config, where: str, remedy: str) -> Config:
+    """A configuration whose fields are of the right kind, and harmless to show; what else it says is kept as it is."""
+    task = checked(f"{where}, task", config["task"], _TASK, ("name",), remedy)
+    found = checked(where, dict(config), _CONFIG, _CONFIG_NEEDED, remedy)
+    return {**config, **found, "task": {**config["task"], **task}}
 
 
 def check_finished(folder: Path) -> None:
@@ -304,10 +415,9 @@ def check_finished(folder: Path) -> None:
         said = finished(folder)
         names = [ARRIVALS, RECORDS, *(name for name in (DEVICES, RUN) if name in said)]  # earlier versions kept two
         checksums = {name: said[name]["checksum"] for name in names}
+        changed = [name for name, checksum in checksums.items() if checksum_of(folder / name) != checksum]
     except (OSError, ValueError, KeyError, TypeError):
         changed = [FINISHED]
-    else:
-        changed = [name for name, checksum in checksums.items() if checksum_of(folder / name) != checksum]
     if changed:
         raise InputError(
             f"'{folder / changed[0]}' is not what it was when the run ended: put it back, or remove the folder and run again."
@@ -315,18 +425,18 @@ def check_finished(folder: Path) -> None:
 
 
 def finished(folder: Path) -> dict[str, Any]:
-    """What a run said at its end. Raises `ValueError` where that is damaged."""
-    try:
-        said = opened(dict(json.loads((folder / FINISHED).read_text())))
-    except (TypeError, RecursionError) as error:
-        raise ValueError(str(error)) from None
-    if said is None:
+    """What a run said at its end. Raises `OSError`, and `ValueError` where that is damaged."""
+    said = stored.read_json(folder / FINISHED)
+    values = opened(said) if isinstance(said, dict) else None
+    if values is None:
         raise ValueError("it does not have its checksum")
-    return said
+    return values
 
 
 def checksum_of(path: Path) -> str:
     """Of what is in a file; one that is not there counts as empty."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"'{path}' is no file: {PUT_BACK}.")
     return hashlib.blake2b(path.read_bytes() if path.exists() else b"", digest_size=16).hexdigest()
 
 
@@ -336,12 +446,28 @@ def load(folder: str | Path) -> SavedRun:
     check_finished(folder)
     config = load_config(folder)
     try:
-        records = tuple(Record(**_numbers(_known(row, Record))) for row in _rows(folder / RECORDS))
-        arrivals = tuple(Arrival(**_known(row, Arrival)) for row in _rows(folder / ARRIVALS))
-        devices = tuple(DeviceScore(**_known(row, DeviceScore)) for row in _rows(folder / DEVICES))
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"The records in '{folder}' cannot be read ({error}): give a folder of results.") from None
+        records = tuple(
+            Record(**checked(where, row, _RECORD, _RECORD_NEEDED)) for where, row in stored.rows(folder / RECORDS)
+        )
+        arrivals = tuple(
+            Arrival(**checked(where, row, _ARRIVAL, _ARRIVAL_NEEDED)) for where, row in stored.rows(folder / ARRIVALS)
+        )
+        devices = tuple(
+            DeviceScore(**checked(where, row, _SCORE, tuple(_SCORE))) for where, row in stored.rows(folder / DEVICES)
+        )
+    except OSError as error:
+        raise InputError(
+            f"The records in '{folder}' cannot be read ({error.strerror}): give a folder of results."
+        ) from None
     return SavedRun(config, records, arrivals, devices)
+
+
+def wall_seconds(folder: Path) -> float:
+    """How long a finished run took; NaN where its folder does not say."""
+    try:
+        return stored.measure(finished(folder)["wall_seconds"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return math.nan
 
 
 def load_all(folder: str | Path) -> list[SavedRun]:
@@ -368,24 +494,11 @@ def _warn_of_orphans(folder: Path) -> None:
 
 def line_of(row: Record | Arrival | DeviceScore) -> str:
     """JSON has no NaN and no infinity: they are written as null."""
-    values = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in asdict(row).items()}
-    return json.dumps(values) + "\n"
+    return json.dumps({name: _plain(value) for name, value in asdict(row).items()}) + "\n"
 
 
-def _numbers(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None else value for name, value in row.items()}
-
-
-def _known(row: dict[str, Any], kind: type[Record] | type[Arrival] | type[DeviceScore]) -> dict[str, Any]:
-    """Without what other versions of hybridfl wrote beside."""
-    names = {field.name for field in fields(kind)}
-    return {name: value for name, value in row.items() if name in names}
-
-
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with path.open() as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                yield json.loads(line)
+def _plain(value: Any) -> Any:
+    """A value as it can be written and read back: a reason may come from a device."""
+    if isinstance(value, str):
+        return harmless(brief(value, MOST_OF_A_REASON), lines=True)
+    return None if isinstance(value, float) and not math.isfinite(value) else value

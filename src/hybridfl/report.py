@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,7 +35,7 @@ from hybridfl.summary import (
     summarise,
     unpaired,
 )
-from hybridfl.wording import counted, listed
+from hybridfl.wording import counted, in_html, listed
 
 log = logging.getLogger("hybridfl")
 
@@ -53,7 +55,13 @@ def write_report(folder: str | Path, target: float | None = None) -> Path:
         log.warning("%s", line)
     path = folder / "report.html"
     try:
-        path.write_text(render(runs, target), encoding="utf-8")
+        page = render(runs, target)
+        path.unlink(missing_ok=True)  # a link is not followed
+        path.write_text(page, encoding="utf-8")
+        if (folder / "figures").is_symlink():
+            raise InputError(
+                f"'{folder / 'figures'}' is a link to somewhere else: remove it, and the figures come in its place."
+            )
         write_figures(runs, folder / "figures")
     except OSError as error:
         raise InputError(
@@ -96,19 +104,51 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
     text = headline(runs, rows, goal)
     shown = [panel for panel in panels(runs, goal) if panel.figures]
     figures = json.dumps({panel.name: panel.figures for panel in shown}, separators=(",", ":"), allow_nan=False)
-    template = Template(files("hybridfl").joinpath("report.html").read_text(encoding="utf-8"))
-    return template.substitute(
-        title=escape(f"hybridfl report: {runs[0].config['task']['name']}"),
+    template, plotly = files("hybridfl").joinpath("report.html").read_text(encoding="utf-8"), get_plotlyjs()
+    return Template(template).substitute(
+        policy=_policy(template, plotly),
+        title=in_html(f"hybridfl report: {runs[0].config['task']['name']}"),
         headline=text,
-        warnings="\n".join(f'<p class="warning">{escape(line)}</p>' for line in _warnings(runs)),
+        warnings="\n".join(f'<p class="warning">{in_html(line)}</p>' for line in _warnings(runs)),
         table=_table(runs, rows),
         legend=_legend(runs, goal, goal == default_target(runs), text),
         sections="\n".join(_section(panel) for panel in shown),
         faults=fault_section(runs),
         configuration=_configuration(runs),
-        plotly=get_plotlyjs(),
+        plotly=plotly,
+        unused=_unused_sheets(plotly),
         figures=figures.replace("<", "\\u003c"),
     )
+
+
+def _policy(template: str, plotly: str) -> str:
+    """A Content-Security-Policy: the page's own scripts and style sheet, known by their digests, and nothing from anywhere.
+
+    plotly.js sets the `style` of single elements, makes an empty style sheet, and draws a heatmap as a picture in the page.
+    """
+    scripts = [text.replace("$plotly", plotly) for text in re.findall(r"<script>(.*?)</script>", template, re.DOTALL)]
+    sheets = [*re.findall(r"<style>(.*?)</style>", template, re.DOTALL), ""]
+    return "; ".join(
+        [
+            "default-src 'none'",
+            f"script-src {' '.join(map(_digest, scripts))}",
+            f"style-src-elem {' '.join(map(_digest, sheets))}",
+            "style-src-attr 'unsafe-inline'",
+            "img-src data:",
+            "base-uri 'none'",
+            "form-action 'none'",
+        ]
+    )
+
+
+def _unused_sheets(plotly: str) -> str:
+    """Empty style sheets with the names of those that plotly.js would make for maps: it makes none that is there."""
+    names = re.findall(r'if\(!document\.getElementById\("([0-9a-f]{64})"\)\)', plotly)
+    return "".join(f'<style id="{name}"></style>' for name in dict.fromkeys(names))
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _warnings(runs: Sequence[SavedRun]) -> list[str]:
@@ -171,7 +211,7 @@ def _table(runs: Sequence[SavedRun], rows: Sequence[Row]) -> str:
         look = looks[row.algorithm]
         bound = ' <span class="spread">upper bound</span>' if is_bound(groups[row.algorithm]) else ""
         swatch = f'<span class="swatch {look.dash}" style="color:{look.colour}"></span>'
-        name = f"{swatch}{escape(row.algorithm)}{bound}"
+        name = f"{swatch}{in_html(row.algorithm)}{bound}"
         kind = ' class="main"' if row.algorithm == main else ""
         cells = "".join(f"<td>{cell}</td>" for cell in (name, *(show(row) for show in columns.values())))
         lines.append(f"<tr{kind}>{cells}</tr>")
@@ -191,7 +231,7 @@ def _columns(runs: Sequence[SavedRun], groups: Groups) -> dict[str, Callable[[Ro
             columns["by sample, on stragglers' data"] = lambda row: percent(row.straggler_accuracy)
         columns[f"{charts.seconds_of(runs)} to target"] = lambda row: _seconds(row.seconds_to_target)
         if (name := baseline_name(runs)) is not None:
-            columns[f"speed-up over {escape(charts.short(name))}"] = lambda row: (
+            columns[f"speed-up over {in_html(charts.short(name))}"] = lambda row: (
                 NOTHING if is_bound(groups[row.algorithm]) else _speedup(row)
             )
     else:
@@ -239,7 +279,7 @@ def _legend(runs: Sequence[SavedRun], target: float, is_default: bool, text: str
             "never reaches it."
         )
         if (name := baseline_name(runs)) is not None:
-            name = escape(name)
+            name = in_html(name)
             lines.append(
                 f"Speed-up: {name}'s seconds to the target over the algorithm's; &gt; where {name} never reaches it, and its "
                 "whole run counts instead."
@@ -252,7 +292,7 @@ def _legend(runs: Sequence[SavedRun], target: float, is_default: bool, text: str
             "hold 0; else it says level."
         )
     lines.append("Discarded: updates that arrived and were thrown away, per run.")
-    if any(run.is_deployed and not run.config["task"]["test_samples"] for run in runs):
+    if any(run.is_deployed and not run.config["task"].get("test_samples") for run in runs):
         lines.append(
             "The server had no test set: test scores are what devices said of the models they were sent, each device's last, "
             "on samples they hold out. Devices that have not answered yet have no part in them."
@@ -272,7 +312,7 @@ def _section(panel: Panel) -> str:
 def _fieldset(name: str, control: Control) -> str:
     buttons = "".join(
         f'<input type="radio" name="{name}" id="{name}-{value}" value="{value}"{"" if number else " checked"}>'
-        f'<label for="{name}-{value}">{escape(text)}</label>'
+        f'<label for="{name}-{value}">{in_html(text)}</label>'
         for number, (value, text) in enumerate(control.choices.items())
     )
     return f"<fieldset><legend>{control.title}</legend>{buttons}</fieldset>"
@@ -316,7 +356,7 @@ def _details(title: str, values: Mapping[str, Sequence[Any]], is_open: bool = Fa
     for name, all_values in values.items():
         distinct = dict.fromkeys(NOTHING if value is None else str(value) for value in all_values)
         between = "<br>" if any(len(value) > 20 for value in distinct) else ", "
-        cell = between.join(f"<code>{escape(value)}</code>" for value in distinct)
-        lines.append(f"<tr><td>{escape(name.replace('_', ' '))}</td><td>{cell}</td></tr>")
+        cell = between.join(f"<code>{in_html(value)}</code>" for value in distinct)
+        lines.append(f"<tr><td>{in_html(name.replace('_', ' '))}</td><td>{cell}</td></tr>")
     table = f'<table class="config">{"".join(lines)}</table>'
     return f"<details{' open' if is_open else ''}><summary>{title}</summary>{table}</details>\n"

@@ -11,6 +11,7 @@ from hybridfl.plan import Run
 from hybridfl.records import DEPLOYED, RUN, Config, check_folder, load_config
 from hybridfl.spelling import read_algorithm, read_fleet, read_guard, read_task
 from hybridfl.task import Task
+from hybridfl.wording import brief
 
 
 def planned(folder: str | Path, data_dir: str | Path | None = None) -> dict[Path, Run]:
@@ -38,8 +39,9 @@ def _run(folder: Path, tasks: functools._lru_cache_wrapper[Task]) -> Run:
         plan = _from(config, tasks)
     except (InputError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(
-            f"The run in '{folder}' cannot be made again from what it says of itself ({error}). If it was begun from Python, "
-            "go on there: call `simulate` with the same values and the same `out`. Traces are looked for where it was begun."
+            f"The run in '{folder}' cannot be made again from what it says of itself ({brief(str(error), 500)}). If "
+            "it was begun from Python, go on there: call `simulate` with the same values and the same `out`. Traces are looked "
+            "for where it was begun."
         ) from None
     check_folder(folder, plan.config)
     return plan

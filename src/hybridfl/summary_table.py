@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hybridfl.summary import Measure, Row
+from hybridfl.wording import harmless
 
 Columns = Mapping[str, Callable[[Row], str]]
 """What a table says of a row, by heading."""
@@ -35,18 +36,18 @@ def print_table(
     all columns, there are several tables, one below the other.
     """
     console = Console()
+    best = next((row for row in rows if row.algorithm not in bounds and not row.diverged), None)
     columns = _columns(goal, measure, fedavg)
     widths = {heading: _width(heading, map(show, rows)) for heading, show in columns.items()}
-    longest = _width("Algorithm", (row.algorithm for row in rows))
+    longest = _width("Algorithm", (harmless(row.algorithm) for row in rows))
     parts = _parts(widths, console.width - min(longest, LEAST_NAME) - _FRAME)
     inner = max(sum(widths[heading] + 1 for heading in part) for part in parts)
     name_width = max(1, min(longest, console.width - inner - _FRAME))
-    best = next((row for row in rows if row.algorithm not in bounds and not row.diverged), None)
     whole = min(console.width, name_width + inner + _FRAME)
-    console.print(Text(title, style="table.title"), width=whole)
+    console.print(Text(harmless(title), style="table.title"), width=whole)
     for part in parts:
         console.print(_table(rows, {heading: columns[heading] for heading in part}, name_width, best))
-    console.print(Text(_caption(measure, fedavg), style="table.caption"), width=whole)
+    console.print(Text(harmless(_caption(measure, fedavg)), style="table.caption"), width=whole)
 
 
 _FRAME = 2
@@ -75,7 +76,7 @@ def _table(rows: Sequence[Row], columns: Columns, name_width: int, best: Row | N
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         cells = [Text(show(row)) for show in columns.values()]
-        table.add_row(Text(row.algorithm), *cells, style="bold" if row is best else None)
+        table.add_row(Text(harmless(row.algorithm)), *cells, style="bold" if row is best else None)
     return table
 
 

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from hybridfl.comparison import slug
 from hybridfl.errors import InputError
 from hybridfl.records import Record, SavedRun, load, load_all
 
 FOLDER = "tensorboard"
+MOST_LETTERS = 100
+"""Of a label that names a folder."""
 
 
 class Events:
@@ -47,7 +50,8 @@ class Events:
 
     def _add(self, place: Path, run: SavedRun, records: tuple[Record, ...], done: int) -> None:
         name = place.relative_to(self._root)
-        log = self.folder / (str(name) if name != Path() else run.label)
+        log = self.folder / (name if name != Path() else slug(run.label[:MOST_LETTERS]))
+        self._check_inside(log)
         if done == 0:
             for old in log.glob("events.out.tfevents.*"):
                 old.unlink()
@@ -55,6 +59,15 @@ class Events:
             for record in records:
                 for tag, value in _scalars(record):
                     writer.add_scalar(tag, value, record.version, walltime=record.seconds)
+
+    def _check_inside(self, log: Path) -> None:
+        """Refuse to write, and to remove what was written before, anywhere but below the folder that was given."""
+        places = [each for each in (log, *log.parents) if each != self._root and each.is_relative_to(self._root)]
+        for place in places:
+            if place.is_symlink():
+                raise InputError(
+                    f"'{place}' is a link to somewhere else: remove it, and the events are written in its place."
+                )
 
 
 def _scalars(record: Record) -> Iterator[tuple[str, float]]:

@@ -23,7 +23,7 @@ from hybridfl.flower.transport import FlowerTransport
 from hybridfl.flower.wire import Terms
 from hybridfl.folder_lock import locked
 from hybridfl.protocol import Fleet, Update, Vector
-from hybridfl.records import Record, changed_code, check_finished, check_folder, fingerprint
+from hybridfl.records import Record, changed_code, check_finished, check_folder, checked_config, fingerprint
 from hybridfl.run import Moment, run
 from hybridfl.run_folder import RunFolder
 from hybridfl.tally import Draft, Tally, models_in
@@ -63,6 +63,7 @@ def serve(
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Run a deployment to its end, from its beginning or from where it was killed."""
+    checked_config(deployment.config, "The deployment", "it could not be read back, so give another")
     check_folder(deployment.out, deployment.config)
     files = RunFolder(deployment.out, deployment.config)
     for name in changed_code(deployment.out, deployment.config):

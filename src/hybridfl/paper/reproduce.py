@@ -19,7 +19,7 @@ from hybridfl.paper.results import Result, distilled
 from hybridfl.paper.study import Arm, Study, folder_of
 from hybridfl.plan import Run
 from hybridfl.progress import bars, part_done
-from hybridfl.records import FINISHED, Record, finished, load, load_config
+from hybridfl.records import FINISHED, Record, load, load_config, wall_seconds
 from hybridfl.threads import CORES
 from hybridfl.wording import counted
 
@@ -91,7 +91,7 @@ def describe(device: torch.device) -> str:
 
 
 def _result(arm: Arm, folder: Path) -> Result:
-    return distilled(load(folder), arm.at, finished(folder)["wall_seconds"])
+    return distilled(load(folder), arm.at, wall_seconds(folder))
 
 
 class PlanDisplay:
@@ -100,7 +100,7 @@ class PlanDisplay:
     def __init__(self, plan: Plan, quiet: bool) -> None:
         self.progress = bars(36, 20, 30, quiet)
         self._counts = {study.name: len(study.arms) * study.seeds for study in plan.studies}
-        self._all = self.progress.add_task("[bold]all studies", total=sum(self._counts.values()), news="")
+        self._all = self.progress.add_task("all studies", total=sum(self._counts.values()), news="", style="bold")
         self._done = 0.0
 
     def follow(self, study: Study, playing: Iterator[tuple[Run, Record]]) -> None:
