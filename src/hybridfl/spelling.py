@@ -126,7 +126,6 @@ def read_algorithm(text: str, local: FullWork = FullWork()) -> Algorithm[Any]:
     return algorithm
 
 
-"""Letters of a text that a message quotes."""
 MOST_LETTERS = 100
 """Of a label: it names a folder, a row of a table and a line of a legend."""
 
@@ -236,7 +235,7 @@ def _called(text: str, constructors: Mapping[str, Constructor], kind: str, defau
     try:
         with warnings.catch_warnings(action="ignore"):  # a backslash in a path, for example
             call = ast.parse(f"call({rest}" if parenthesis else "call()", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # thousands of brackets or signs
+    except (SyntaxError, ValueError):
         raise InputError(
             f"'{_cut(text)}' is not a call: write it as it prints, for example FedBuff(buffer=20)."
         ) from None
