@@ -21,3 +21,9 @@ def in_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:,.3g} {unit}" if count < 1000 * size else f"{count / size:,.0f} {unit}"
     return f"{count / 1e3:.3g} kB"
+
+
+def shares_in_words(shares: Sequence[float]) -> str:
+    """`90%`, or `30 to 40%` where they are not all alike."""
+    low, high = f"{100 * min(shares):.0f}", f"{100 * max(shares):.0f}"
+    return f"{low}%" if low == high else f"{low} to {high}%"
