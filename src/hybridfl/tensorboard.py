@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from hybridfl.errors import InputError
-from hybridfl.records import Record, SavedRun, load, load_all
+from hybridfl.records import RUN, Record, SavedRun, files_below, load, load_all
 
 FOLDER = "tensorboard"
 
@@ -43,7 +43,7 @@ class Events:
         return count
 
     def _runs(self) -> Iterator[Path]:
-        return (path.parent for path in sorted(self._root.rglob("run.json")))
+        return (path.parent for path in files_below(self._root, RUN))
 
     def _add(self, place: Path, run: SavedRun, records: tuple[Record, ...], done: int) -> None:
         name = place.relative_to(self._root)
