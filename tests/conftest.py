@@ -1,6 +1,11 @@
+import hypothesis
 import pytest
 
 from hybridfl.data.store import DATA_SETS, data_dir, find
+
+# How long an example takes says something about the machine only.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -82,6 +82,8 @@ def write(folder: Path, *runs: SavedRun) -> Path:
         files.write(run.records[0], run.arrivals)
         for each in run.records[1:]:
             files.write(each, ())
+        if run.is_finished:
+            files.finish({}, 1.0)
     return folder
 
 

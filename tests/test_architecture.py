@@ -117,10 +117,22 @@ def test_nothing_imports_the_command_line(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["stored", "records", "interval", "summary", "charts", "panels", "plots", "fault_table", "headline", "report"],
+    [
+        "stored",
+        "records",
+        "interval",
+        "summary",
+        "summary_remarks",
+        "charts",
+        "panels",
+        "plots",
+        "fault_table",
+        "headline",
+        "report",
+    ],
 )
 def test_reports_read_result_folders_only(name: str) -> None:
-    drawn = {"summary", "charts", "panels", "plots", "fault_table", "headline", "report"}
+    drawn = {"summary", "summary_remarks", "charts", "panels", "plots", "fault_table", "headline", "report"}
     assert name in MODULES
     assert reached(name) <= {"errors", "wording", "seals", "stored", "records", "interval", *drawn}
     assert "hybridfl" not in imported(name)

@@ -3,6 +3,7 @@
 import errno
 import functools
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -102,7 +103,9 @@ def test_compare_runs_all_algorithms_on_the_same_data_and_delays(tmp_path: Path)
         "compare", "--algorithms", names, "--seeds", 2, "--seconds", 8, "--out", tmp_path, "--json", *SMALL
     )
     table = json.loads(result.stdout)
-    assert list(table) == ["rows"]
+    assert list(table) == ["rows", "target", "baseline", "other_labels"]
+    assert (table["baseline"], table["other_labels"]) == ("FedAvg(participants=Uniform(3))", [])
+    assert 0 < table["target"] < 1
     assert [list(row) for row in table["rows"]] == [COLUMNS] * 4
     assert {row["algorithm"] for row in table["rows"]} == {
         "hfl",
@@ -404,8 +407,9 @@ def test_the_table_holds_the_algorithms_asked_for(tmp_path: Path) -> None:
     """Others in the folder stay for the report."""
     common = ["--seeds", "1", "--seconds", "3", "--out", tmp_path, "--json", *SMALL]
     hybridfl("compare", "--algorithms", "hfl", *common)
-    rows = json.loads(hybridfl("compare", "--algorithms", "fedasync", *common).stdout)["rows"]
-    assert [row["algorithm"] for row in rows] == ["fedasync"]
+    table = json.loads(hybridfl("compare", "--algorithms", "fedasync", *common, "--target", 0.5).stdout)
+    assert [row["algorithm"] for row in table["rows"]] == ["fedasync"]
+    assert (table["target"], table["baseline"], table["other_labels"]) == (0.5, None, ["hfl"])
     assert len(load_all(tmp_path)) == 2
 
 
@@ -749,3 +753,45 @@ def test_an_import_overwrites_nothing_unasked(tmp_path: Path) -> None:
     assert target.read_text() == "mine"
     hybridfl(*order, "--overwrite")
     assert target.read_text().startswith("device,seconds_per_sample")
+
+
+@pytest.mark.usefixtures("no_report")
+def test_a_trace_that_changed_between_two_algorithms_is_another_fleet(tmp_path: Path) -> None:
+    trace = tmp_path / "t.csv"
+    common = ("--fleet", f"Recorded('{trace}')", "--devices", 4, "--epochs", 1, "--seeds", 1, "--seconds", 9, "--quiet")
+    trace.write_text("device,seconds\n0,1\n1,2\n2,3\n3,4\n")
+    hybridfl("compare", "--algorithms", "hfl", *common, "--out", tmp_path / "a")
+    trace.write_text("device,seconds\n0,4\n1,3\n2,2\n3,1\n")
+    with pytest.raises(InputError, match=r"cannot be compared with this \(traces .*t\.csv"):
+        hybridfl("compare", "--algorithms", "fedasync", *common, "--out", tmp_path / "a")
+
+
+@pytest.mark.usefixtures("no_report")
+def test_stragglers_that_differ_by_seed_are_a_range(tmp_path: Path) -> None:
+    few = ("--algorithms", "fedavg", "--fleet", "flaky", "--devices", 10, "--rounds", 1, "--epochs", 1)
+    output = hybridfl("compare", *few, "--seeds", 3, "--out", tmp_path).stdout
+    assert re.search(r"10 devices, \d+ to \d+% stragglers", output)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_whom_an_option_of_the_local_work_does_not_reach_is_said(tmp_path: Path) -> None:
+    few = ("--seeds", 1, "--rounds", 1, "--devices", 10)
+    own = "hfl(local=FullWork(epochs=1)),two=HFL(local=FullWork(epochs=1))"
+    said = hybridfl(
+        "compare", "--algorithms", f"{own},fedavg", *few, "--learning-rate", 0.01, "--clip", 1, "--out", tmp_path / "a"
+    ).stderr
+    assert (
+        "hfl(local=FullWork(epochs=1)) and two do not take --learning-rate and --clip: they spell their own local work."
+        in said.splitlines()
+    )
+    for name, algorithms, options in (("b", f"{own},fedavg", ()), ("c", "hfl,fedavg", ("--learning-rate", 0.01))):
+        result = hybridfl("compare", "--algorithms", algorithms, *few, *options, "--out", tmp_path / name)
+        assert "local work" not in result.stderr
+
+
+@pytest.mark.parametrize("seconds", [-1, "nan", "inf"])
+def test_a_straggler_of_a_local_fleet_takes_some_time(seconds: object) -> None:
+    with pytest.raises(InputError, match=r"--slow-seconds \S+ is no time that a job takes: give 0 or more"):
+        hybridfl(
+            "deploy", "local", "--slow-seconds", seconds, "--devices", 1, "--slow", 2
+        )  # refused, too: starts nothing

@@ -1,6 +1,7 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -116,3 +117,16 @@ def test_a_run_without_a_version_reaches_no_target() -> None:
 def test_a_baseline_of_another_name_is_named() -> None:
     runs = [saved("hfl", [record(1, 2, 0.5)]), saved("plain", [record(1, 4, 0.5)], algorithm="FedAvg()")]
     assert words(*runs, target=0.5).endswith("; plain needs 2.0 × as long.")
+
+
+def test_of_runs_that_have_not_ended_only_that_is_said() -> None:
+    runs = [replace(run, is_finished=False) for run in comparison()]
+    assert "is the first" in words(*runs, target=0.5), "their records reach the end, as those of earlier versions do"
+    runs[0] = replace(runs[0], records=runs[0].records[:3])
+    said = words(*runs, target=0.5)
+    assert said.startswith("Not finished: 1 of 4 runs has not ended (hfl, seed 0, at 2 of 10 virtual seconds).")
+    assert "first" not in said
+    by_rounds = replace(saved("a", [record(3, 9)], seconds=None, rounds=7), is_finished=False)
+    assert "(a, seed 0, at version 3 of 7)" in words(by_rounds)
+    five = [replace(by_rounds, config={**by_rounds.config, "seed": seed}) for seed in range(5)]
+    assert "a, seed 2, at version 3 of 7; 2 more)" in words(*five)

@@ -304,3 +304,34 @@ def test_whatever_a_file_holds_it_is_read_or_refused_in_one_line(tmp_path: Path,
     except InputError as error:
         assert len(str(error).splitlines()) == 1  # noqa: PT017 - either is well
     shutil.rmtree(tmp_path / "0")
+
+
+def test_a_trace_that_has_changed_is_another_fleet() -> None:
+    one, other = ({**CONFIG, "traces": {"t.csv": checksum}} for checksum in ("a", "b"))
+    assert difference(one, other) == "traces t.csv 'a' and 'b'"
+    assert difference(one, {**other, "seed": 4}) == "traces t.csv 'a' and 'b'"
+    assert difference(CONFIG, {**CONFIG, "traces": {}}) is None
+
+
+def test_links_to_folders_are_followed_to_each_once(tmp_path: Path) -> None:
+    for name in ("elsewhere/x/seed-0", "all/b", "outside"):
+        write(tmp_path / name, FIRST, config={**CONFIG, "label": name})
+    everything = tmp_path / "all"
+    (everything / "a").symlink_to(tmp_path / "elsewhere" / "x")
+    (everything / "again").symlink_to(everything / "b")
+    (everything / "c").symlink_to(everything)
+    (everything / "up").symlink_to(tmp_path)
+    (tmp_path / "elsewhere" / "x" / "back").symlink_to(everything)
+    (everything / "gone").symlink_to(tmp_path / "nowhere")
+    assert [run.label for run in load_all(everything)] == ["elsewhere/x/seed-0", "all/b"]
+    (tmp_path / "link").symlink_to(everything)
+    assert [run.label for run in load_all(tmp_path / "link")] == ["elsewhere/x/seed-0", "all/b"]
+
+
+def test_a_run_has_ended_if_its_folder_says_so(tmp_path: Path) -> None:
+    files = RunFolder(tmp_path, CONFIG)
+    files.clear()
+    files.write(FIRST, ())
+    assert not load(tmp_path).is_finished
+    files.finish({}, 1.0)
+    assert load(tmp_path).is_finished

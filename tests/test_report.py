@@ -273,8 +273,9 @@ def test_other_seeds_and_other_code_are_said_in_the_page_and_in_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(plots, "FIGURES", {"accuracy-time": plots.accuracy_time})
-    one, two = (saved("hfl", [record(0, 0), record(1, 9)], seed=seed, code={"mine": str(seed)}) for seed in (0, 1))
-    fedavg = saved("fedavg", [record(0, 0), record(1, 9)], algorithm="FedAvg()")
+    told = [record(0, 0, 0.1), record(1, 9)]
+    one, two = (saved("hfl", told, seed=seed, code={"mine": str(seed)}) for seed in (0, 1))
+    fedavg = saved("fedavg", told, algorithm="FedAvg()")
     page = write_report(write(tmp_path, one, two, fedavg)).read_text()
     for line in (
         "The algorithms have different seeds (hfl has seeds 0 and 1; fedavg has seed 0): every seed has other data",
@@ -314,3 +315,77 @@ def test_a_figure_that_scrolls_says_so() -> None:
     page = Page(render(comparison()))
     frames = [values for tag, values in page.tags if values.get("class") == "frame"]
     assert len(frames) == len(page.figures)
+
+
+LEARNT = [record(0, 0, 0.1), record(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("runs", "line"),
+    [
+        (
+            [saved("hfl", LEARNT), saved("fedavg", LEARNT, guard="Guard(norm=10)")],
+            "The algorithms did not run behind the same guard: hfl without a guard; fedavg with Guard(norm=10).",
+        ),
+        (
+            [saved("hfl", LEARNT, seed=seed, versions={"hybridfl": f"1.{seed}", "torch": "2"}) for seed in (0, 1)],
+            "hfl: its seeds were not computed by the same versions (hybridfl 1.0 for seed 0; hybridfl 1.1 for seed 1).",
+        ),
+        (
+            [
+                saved("hfl", LEARNT, seed=seed, versions={"hybridfl": "1", "python": str(seed)} | numba)
+                for seed, numba in enumerate(({}, {}, {"numba": "0.6"}))
+            ],
+            "hfl: its seeds were not computed by the same versions (numba none for seeds 0 and 1; numba 0.6 for seed 2).",
+        ),
+        (
+            [saved("hfl", [record(0, 0, 0.3), record(1, 10, 0.4)])],
+            "The target of 20.0 % is not above the 30.0 % by sample that the first model reaches, which nobody trained: "
+            "0 seconds to it are no merit. Give a higher --target.",
+        ),
+    ],
+)
+def test_what_a_comparison_rests_on_is_said_in_the_page_and_in_the_terminal(
+    runs: list[SavedRun],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(plots, "FIGURES", {"accuracy-time": plots.accuracy_time})
+    page = write_report(write(tmp_path, *runs), target=0.2).read_text()
+    assert f'<p class="warning">{line}</p>' in page
+    assert caplog.messages == [line]
+
+
+def test_nothing_is_said_of_one_guard_and_of_packages_that_only_stand_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plots, "FIGURES", {"accuracy-time": plots.accuracy_time})
+    runs = [saved("hfl", LEARNT, seed=seed, versions={"hybridfl": "1", "numpy": str(seed)}) for seed in (0, 1)]
+    others = [saved("fedavg", LEARNT, seed=seed, guard="None") for seed in (0, 1)]
+    write_report(write(tmp_path, *runs, *others), target=0.2)
+    assert caplog.messages == []
+
+
+def test_the_headline_of_runs_that_have_not_ended_says_so_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(plots, "FIGURES", {"accuracy-time": plots.accuracy_time})
+    hfl = replace(saved("hfl", [record(0, 0, 0.1), record(1, 4)]), is_finished=False)
+    fedavg = saved("fedavg", LEARNT, algorithm="FedAvg()")
+    line = (
+        "Not finished: 1 of 2 runs has not ended (hfl, seed 0, at 4 of 10 virtual seconds). Figures are of what was recorded "
+        "until then, and say neither who is ahead nor how long anything takes."
+    )
+    page = write_report(write(tmp_path, hfl, fedavg)).read_text()
+    assert line in page
+    for claim in ("is the first at the target", "as long", "ends at a test accuracy"):
+        assert claim not in Page(page).text
+    assert caplog.messages == [line]
+
+
+def test_the_legend_says_how_fine_the_seconds_are() -> None:
+    assert "those of the first record that reaches it, and no finer than the records (--evaluate-every)." in render(
+        comparison()
+    )

@@ -329,7 +329,7 @@ def test_a_label_names_one_folder_and_none_above(label: str) -> None:
 def test_an_imported_device_s_name_is_no_formula(tmp_path: Path, name: str) -> None:
     entry = {"computation": 1.0, "communication": 1.0}
     (tmp_path / "trace").write_text(json.dumps({name: entry}))
-    with pytest.raises(InputError, match="rename it|give it one of 1 to 200 letters") as caught:
+    with pytest.raises(InputError, match=r"rename it|give it one of 1 to 200 letters") as caught:
         import_fedscale_capacity(tmp_path / "trace", tmp_path / "out.csv")
     assert is_harmless(str(caught.value))
     assert not (tmp_path / "out.csv").exists()

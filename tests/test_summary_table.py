@@ -37,6 +37,7 @@ def test_the_caption_says_what_is_averaged_and_over_whose_seconds(
     text = " ".join(shown(capsys).split())
     assert "Means over the records of the last 15 % of virtual time" in text
     assert "speed-up: FedAvg's over these." in text
+    assert "Seconds: of the first record at that accuracy by sample, no finer than records (--evaluate-every)" in text
     alone = " ".join(shown(capsys, fedavg=False).split())
     assert "peed-" not in alone
     assert "FedAvg" not in alone
@@ -47,7 +48,9 @@ def test_few_seconds_have_a_decimal(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     runs = [saved("a", [record(1, 2.5, 0.5)]), saved("b", [record(1, 1234.5, 0.5)]), saved("c", [record(1, 9.96, 0.5)])]
     print_table(summarise(runs, 0.5), 0.5, "toy", measure_of(runs), (), None)
     cells = {
-        line.split()[0]: line.split()[2] for line in capsys.readouterr().out.splitlines() if line[1:2] in tuple("abc")
+        line.split()[0]: line.split()[2]
+        for line in capsys.readouterr().out.splitlines()
+        if line[:2] in (" a", " b", " c")
     }
     assert cells == {"a": "2.5", "b": "1,234", "c": "10"}
 

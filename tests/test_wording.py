@@ -1,6 +1,6 @@
 import pytest
 
-from hybridfl.wording import counted, in_bytes
+from hybridfl.wording import counted, in_bytes, shares_in_words
 
 
 @pytest.mark.parametrize(
@@ -28,3 +28,9 @@ def test_a_plural_that_takes_no_s_is_given() -> None:
 )
 def test_bytes_are_told_in_three_digits(count: float, text: str) -> None:
     assert in_bytes(count) == text
+
+
+def test_shares_that_differ_are_a_range() -> None:
+    assert shares_in_words([0.9]) == "90%"
+    assert shares_in_words([0.301, 0.299]) == "30%"
+    assert shares_in_words([0.4, 0.3, 0.35]) == "30 to 40%"

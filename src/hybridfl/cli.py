@@ -10,6 +10,7 @@ import os
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -48,7 +49,7 @@ from hybridfl.cli_output import say
 from hybridfl.cli_stopping import STOPPED, Stoppable, again, stoppable
 from hybridfl.errors import MOST_SEED, InputError, nearest
 from hybridfl.waiting import making_data, under_way
-from hybridfl.wording import counted
+from hybridfl.wording import counted, listed, shares_in_words
 
 if TYPE_CHECKING:
     from hybridfl.algorithms.local_work import FullWork
@@ -260,13 +261,13 @@ def compare(
         from hybridfl.progress import RunsDisplay
         from hybridfl.records import load
         from hybridfl.spelling import read_algorithms, read_guard, read_task, split_list
-        from hybridfl.summary import baseline_name, by_label, default_target, is_bound, measure_of, summarise
+        from hybridfl.summary import baseline, baseline_name, by_label, default_target, is_bound, measure_of, summarise
         from hybridfl.summary_table import json_row, print_table
 
         if target is not None:
             require_share("target", target)
         local = _local_work(epochs, batch_size, learning_rate, schedule, clip, rounds)
-        _check_local_is_used(split_list(algorithms))
+        unreached = _check_local_is_used(split_list(algorithms))
         comparison = Comparison(
             read_task(task),
             read_algorithms(algorithms, local),
@@ -285,6 +286,8 @@ def compare(
         records = save_all(runs, folders, device, ray, checkpoint_every, fresh)
         check_out(folder, runs)
     _print_notes(runs[0].task, quiet or as_json)
+    for line in [] if quiet else unreached:
+        typer.echo(line, err=True)
     _say_what_has_ended(runs, folders, fresh or quiet or as_json)
     interrupted = False
     with stoppable(lambda: _how_to_go_on(folder)), RunsDisplay(runs, quiet) as display:
@@ -301,12 +304,22 @@ def compare(
         goal = default_target(saved) if target is None else target
         rows = summarise(saved, goal)
         if as_json:
-            typer.echo(json.dumps({"rows": [json_row(row) for row in rows]}, indent=2))
+            typer.echo(
+                json.dumps(
+                    {
+                        "rows": [json_row(row) for row in rows],
+                        "target": None if math.isnan(goal) else goal,
+                        "baseline": baseline(saved),
+                        "other_labels": sorted(_others_in(folder, begun)),
+                    },
+                    indent=2,
+                )
+            )
         elif not quiet:
             bounds = {label for label, group in by_label(saved).items() if is_bound(group)}
             cut = " (interrupted: runs end at different times)" if interrupted else ""
-            fleet_size, slow = counted(devices, "device"), runs[0].stage.is_straggler.mean()
-            title = f"{runs[0].task.name}, {fleet_size}, {slow:.0%} stragglers{cut}"
+            slow = shares_in_words([float(plan.stage.is_straggler.mean()) for plan in runs])
+            title = f"{runs[0].task.name}, {counted(devices, 'device')}, {slow} stragglers{cut}"
             print_table(rows, goal, title, measure_of(saved), bounds, baseline_name(saved))
         _report(folder, target, quiet or as_json)
         if not quiet and not as_json:
@@ -443,8 +456,8 @@ def _local_work(
     return FullWork(epochs, batch_size, schedules[schedule](learning_rate), clip=clip)
 
 
-def _check_local_is_used(texts: Sequence[str]) -> None:
-    """Refuse options of the local work that none of the algorithms takes, since each spells its own."""
+def _check_local_is_used(texts: Sequence[str]) -> list[str]:
+    """Refuse options of the local work that none of the algorithms takes, since each spells its own; a line if some do."""
     from hybridfl.algorithms.local_work import FullWork
     from hybridfl.spelling import read_labelled
 
@@ -452,11 +465,19 @@ def _check_local_is_used(texts: Sequence[str]) -> None:
     names = ("epochs", "batch_size", "learning_rate", "schedule", "clip")
     given = [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
     ones, twos = ([read_labelled(text, FullWork(epochs=epochs)) for text in texts] for epochs in (1, 2))
+    options = [f"--{name.replace('_', '-')}" for name in given]
     if texts and given and ones == twos:
         raise InputError(
-            f"--{given[0].replace('_', '-')} has no effect, because '{texts[0]}' spells its own local work: leave the option "
+            f"{options[0]} has no effect, because '{texts[0]}' spells its own local work: leave the option "
             "out, or take local=… out of the algorithm."
         )
+    own = [one[0] for one, two in zip(ones, twos, strict=True) if one == two]
+    if not given or not own:
+        return []
+    verb, spell = ("does", "spells its") if len(own) == 1 else ("do", "spell their")
+    return [
+        f"{listed(own)} {verb} not take {listed(options)}: {'it' if len(own) == 1 else 'they'} {spell} own local work."
+    ]
 
 
 def _print_notes(task: Task, quiet: bool) -> None:
@@ -480,16 +501,22 @@ def _report(folder: Path, target: float | None, quiet: bool) -> None:
 
 def _say_what_else_is_there(folder: Path, ours: Sequence[Path]) -> None:
     """The report is of the whole folder, the table of what was asked for."""
-    from hybridfl.records import RECORDS, RUN, load_config
-
-    others = [path.parent for path in folder.rglob(RUN) if path.parent not in ours]
-    others = [each for each in others if (each / RECORDS).exists() and (each / RECORDS).stat().st_size]
+    others = _others_in(folder, ours)
     if others:
-        labels = sorted({str(load_config(each)["label"]) for each in others})
+        count = sum(others.values())
         say(
-            f"The report also covers {counted(len(others), 'other run')} in {folder} ({', '.join(labels)}), which the table "
+            f"The report also covers {counted(count, 'other run')} in {folder} ({', '.join(sorted(others))}), which the table "
             "leaves out."
         )
+
+
+def _others_in(folder: Path, ours: Sequence[Path]) -> Counter[str]:
+    """How many other runs with records a folder holds, by label."""
+    from hybridfl.records import RECORDS, RUN, files_below, load_config
+
+    others = [path.parent for path in files_below(folder, RUN) if path.parent not in ours]
+    held = [each for each in others if (each / RECORDS).exists() and (each / RECORDS).stat().st_size]
+    return Counter(str(load_config(each)["label"]) for each in held)
 
 
 def _stopped(folder: Path) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -99,6 +100,8 @@ def local(
 
     Example: hybridfl deploy local --devices 6 --slow 3
     """
+    if not 0 <= slow_seconds < math.inf:
+        raise InputError(f"--slow-seconds {slow_seconds:g} is no time that a job takes: give 0 or more.")
     _require_flower()
     from hybridfl.flower.local_fleet import LocalFleet
 

@@ -14,7 +14,7 @@ from hybridfl.errors import InputError, require_whole
 from hybridfl.free_memory import check_room
 from hybridfl.plan import Run
 from hybridfl.protocol import Algorithm
-from hybridfl.records import check_apart, check_folder, difference, difference_of_seeds, load_config
+from hybridfl.records import RUN, check_apart, check_folder, difference, difference_of_seeds, files_below, load_config
 from hybridfl.task import Task
 from hybridfl.tasks import TaskRecipe
 from hybridfl.timing import Pace, PaperDelays
@@ -104,7 +104,7 @@ def check_out(out: Path, runs: Sequence[Run]) -> None:
         check_folder(folder, run.config)
     configs = [run.config for run in runs]
     by_label = {config["label"]: config for config in configs}
-    for path in sorted(out.rglob("run.json")) if out.is_dir() else []:
+    for path in files_below(out, RUN):
         found = load_config(path.parent)
         nearest = next((config for config in configs if config["seed"] == found["seed"]), configs[0])
         differing = difference(found, nearest)

@@ -12,6 +12,7 @@ from hybridfl import charts
 from hybridfl.interval import Interval
 from hybridfl.records import SavedRun
 from hybridfl.summary import Measure, Row, badness, baseline_name, by_label, finals, is_bound, measure_of
+from hybridfl.summary_remarks import unfinished
 from hybridfl.wording import in_html, listed
 
 Groups = dict[str, list[SavedRun]]
@@ -21,7 +22,9 @@ GAP = "\N{NO-BREAK SPACE}"
 
 
 def headline(runs: Sequence[SavedRun], rows: Sequence[Row], target: float) -> str:
-    """What came out, in HTML: of HFL or, without it, of the best algorithm."""
+    """What came out, in HTML: of HFL or, without it, of the best algorithm; nothing while runs have not ended."""
+    if lines := unfinished(runs):
+        return in_html(" ".join(lines))
     groups, main, measure = by_label(runs), charts.main_label(runs), measure_of(runs)
     contestants = [row for row in rows if not is_bound(groups[row.algorithm])]
     hero = next((row for row in contestants if row.algorithm == main), (contestants or rows)[0])

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -208,6 +209,8 @@ class SavedRun:
     arrivals: tuple[Arrival, ...]
     devices: tuple[DeviceScore, ...] = ()
     """Of the devices that hold test samples, once the run has ended; empty where there are no classes or it diverged."""
+    is_finished: bool = True
+    """Whether its folder says that it has ended."""
 
     @property
     def label(self) -> str:
@@ -334,9 +337,8 @@ def setting(config: Config, with_seed: bool) -> dict[str, Any]:
     """What two runs must have in common to be compared; all but what the seed decides, unless `with_seed`."""
     task, timing = config["task"], str(config["timing"])
     shared = {name: config[name] for name in ("seconds", "rounds", "evaluate_every")}
-    if with_seed:
-        return {"task": task, "timing": timing, **shared}
-    return {"task": _whatever_the_seed(task), "timing": timing, **shared}
+    fleet = {"timing": timing, "traces": config.get("traces", {})}  # a deployment replays none
+    return {"task": task if with_seed else _whatever_the_seed(task), **fleet, **shared}
 
 
 OF_SEED = ("train_samples", "test_samples", "checksum")
@@ -459,7 +461,7 @@ def load(folder: str | Path) -> SavedRun:
         raise InputError(
             f"The records in '{folder}' cannot be read ({error.strerror}): give a folder of results."
         ) from None
-    return SavedRun(config, records, arrivals, devices)
+    return SavedRun(config, records, arrivals, devices, (folder / FINISHED).exists())
 
 
 def wall_seconds(folder: Path) -> float:
@@ -475,7 +477,7 @@ def load_all(folder: str | Path) -> list[SavedRun]:
     folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"There is no folder '{folder}': run `hybridfl run --out {shlex.quote(str(folder))}` first.")
-    runs = [load(path.parent) for path in sorted(folder.rglob(RUN))]
+    runs = [load(path.parent) for path in files_below(folder, RUN)]
     _warn_of_orphans(folder)
     if not any(run.records for run in runs):
         raise InputError(
@@ -484,9 +486,33 @@ def load_all(folder: str | Path) -> list[SavedRun]:
     return [run for run in runs if run.records]
 
 
+def files_below(folder: Path, name: str) -> list[Path]:
+    """All files of this name in or below a folder, in their order.
+
+    Links to folders are followed, to each folder once, and not to what the folder itself lies in.
+    """
+    root = Path(os.path.realpath(folder))
+    found: list[Path] = []
+    seen = {str(each) for each in root.parents}
+    tops = [folder]
+    while tops:
+        links = []
+        for top in tops:
+            for place, inner, names in os.walk(top):
+                real = os.path.realpath(place)
+                if real in seen:
+                    inner.clear()
+                    continue
+                seen.add(real)
+                links += [Path(place, each) for each in sorted(inner) if Path(place, each).is_symlink()]
+                found += [Path(place, name)] if name in names else []
+        tops = links  # after all that is really there: what a link repeats goes by its own place
+    return sorted(found)
+
+
 def _warn_of_orphans(folder: Path) -> None:
     """Records that nothing says the run of are left out, but not in silence."""
-    orphans = [path.parent for path in sorted(folder.rglob(RECORDS)) if not (path.parent / RUN).exists()]
+    orphans = [path.parent for path in files_below(folder, RECORDS) if not (path.parent / RUN).exists()]
     if orphans:
         others = f" (and {len(orphans) - 1:,} more)" if len(orphans) > 1 else ""
         log.warning("'%s'%s holds records but no run.json: left out. Put it back, or run again.", orphans[0], others)

@@ -35,6 +35,7 @@ from hybridfl.summary import (
     summarise,
     unpaired,
 )
+from hybridfl.summary_remarks import remarks, unfinished
 from hybridfl.wording import counted, in_html, listed
 
 log = logging.getLogger("hybridfl")
@@ -51,7 +52,8 @@ def write_report(folder: str | Path, target: float | None = None) -> Path:
         require_share("target", target)
     runs = load_all(folder)
     check_comparable(runs, folder)
-    for line in [*unpaired(runs), *other_code(runs), *namesakes(runs)]:
+    goal = default_target(runs) if target is None else target
+    for line in [*unfinished(runs), *unpaired(runs), *other_code(runs), *namesakes(runs), *remarks(runs, goal)]:
         log.warning("%s", line)
     path = folder / "report.html"
     try:
@@ -109,7 +111,7 @@ def render(runs: Sequence[SavedRun], target: float | None = None) -> str:
         policy=_policy(template, plotly),
         title=in_html(f"hybridfl report: {runs[0].config['task']['name']}"),
         headline=text,
-        warnings="\n".join(f'<p class="warning">{in_html(line)}</p>' for line in _warnings(runs)),
+        warnings="\n".join(f'<p class="warning">{in_html(line)}</p>' for line in _warnings(runs, goal)),
         table=_table(runs, rows),
         legend=_legend(runs, goal, goal == default_target(runs), text),
         sections="\n".join(_section(panel) for panel in shown),
@@ -151,8 +153,9 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _warnings(runs: Sequence[SavedRun]) -> list[str]:
-    return [*diverged(runs), *cut_off(runs), *unpaired(runs), *other_code(runs), *namesakes(runs)]
+def _warnings(runs: Sequence[SavedRun], target: float) -> list[str]:
+    lines = [*diverged(runs), *cut_off(runs), *unpaired(runs), *other_code(runs), *namesakes(runs)]
+    return [*lines, *remarks(runs, target)]
 
 
 def other_code(runs: Sequence[SavedRun]) -> list[str]:
@@ -276,7 +279,8 @@ def _legend(runs: Sequence[SavedRun], target: float, is_default: bool, text: str
     if math.isfinite(target):
         lines.append(
             f"The target is a test accuracy by sample of {percent(target)}, {origin}; {NOTHING} where the mean over seeds "
-            "never reaches it."
+            "never reaches it. Seconds to it are those of the first record that reaches it, and no finer than the records "
+            "(--evaluate-every)."
         )
         if (name := baseline_name(runs)) is not None:
             name = in_html(name)

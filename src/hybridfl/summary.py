@@ -113,7 +113,7 @@ def unpaired(runs: Sequence[SavedRun]) -> list[str]:
     if len(owners) < 2:
         return []
     said = "; ".join(
-        f"{listed(labels)} {'has' if len(labels) == 1 else 'have'} {_seeds_in_words(seeds)}"
+        f"{listed(labels)} {'has' if len(labels) == 1 else 'have'} {seeds_in_words(seeds)}"
         for seeds, labels in owners.items()
     )
     return [
@@ -151,7 +151,7 @@ def _code_of(run: SavedRun, role: str, written: str) -> tuple[tuple[str, str], .
     return tuple(sorted((each, said) for each, said in found if each == role or (own and each.endswith(own))))
 
 
-def _seeds_in_words(seeds: Sequence[int]) -> str:
+def seeds_in_words(seeds: Sequence[int]) -> str:
     """`0`, `0 and 1`, `0 to 4 and 7`."""
     stretches: list[list[int]] = []
     for seed in seeds:

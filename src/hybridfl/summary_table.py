@@ -106,7 +106,7 @@ def _caption(measure: Measure, fedavg: str | None) -> str:
     if measure == "test_loss":
         return means
     over = "" if fedavg is None else f"; speed-up: {fedavg}'s over these"
-    speed = f"Seconds: until the accuracy by sample is reached{over}."
+    speed = f"Seconds: of the first record at that accuracy by sample, no finer than records (--evaluate-every){over}."
     if measure == "test_accuracy":
         return f"{means} {speed}"
     return (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hybridfl.comparison import slug
 from hybridfl.errors import InputError
-from hybridfl.records import Record, SavedRun, load, load_all
+from hybridfl.records import RUN, Record, SavedRun, files_below, load, load_all
 
 FOLDER = "tensorboard"
 MOST_LETTERS = 100
@@ -46,7 +46,7 @@ class Events:
         return count
 
     def _runs(self) -> Iterator[Path]:
-        return (path.parent for path in sorted(self._root.rglob("run.json")))
+        return (path.parent for path in files_below(self._root, RUN))
 
     def _add(self, place: Path, run: SavedRun, records: tuple[Record, ...], done: int) -> None:
         name = place.relative_to(self._root)

@@ -74,3 +74,9 @@ def say_harmlessly(record: logging.LogRecord) -> bool:
             in_one_line(each) if isinstance(each, str | PurePath | BaseException) else each for each in record.args
         )
     return True
+
+
+def shares_in_words(shares: Sequence[float]) -> str:
+    """`90%`, or `30 to 40%` where they are not all alike."""
+    low, high = f"{100 * min(shares):.0f}", f"{100 * max(shares):.0f}"
+    return f"{low}%" if low == high else f"{low} to {high}%"
