@@ -88,5 +88,8 @@ def _place(run: SavedRun) -> str | None:
         return None
     if last.version >= (math.inf if rounds is None else rounds):
         return None
-    where = f"version {last.version:,} of {rounds:,}" if seconds is None else f"{last.seconds:g} of {seconds:g}"
-    return f"{run.label}, seed {run.seed}, at {where}" + ("" if seconds is None else f" {seconds_of([run])}")
+    if seconds is not None:
+        where = f"{last.seconds:g} of {seconds:g} {seconds_of([run])}"
+    else:
+        where = f"version {last.version:,}" + ("" if rounds is None else f" of {rounds:,}")
+    return f"{run.label}, seed {run.seed}, at {where}"
