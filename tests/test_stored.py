@@ -77,6 +77,7 @@ def test_every_field_has_a_check(kind: type, checks: dict[str, Any]) -> None:
         ("run.json", "seed", 2**64, "seed=18446744073709551616 is no whole number"),
         ("run.json", "seconds", "10", "seconds='10' is no time"),
         ("run.json", "seconds", math.inf, "seconds=inf is no time"),
+        ("run.json", "seconds", None, "run.json': there are neither seconds nor rounds"),
         ("run.json", "rounds", True, "rounds=True is no whole number"),
         ("run.json", "versions", ["torch"], "versions=a list is no object"),
         ("run.json", "versions", {"torch": 2}, "versions=an object is no text"),

@@ -406,6 +406,8 @@ def checked_config(config: Config, where: str, remedy: str) -> Config:
     """A configuration whose fields are of the right kind, and harmless to show; what else it says is kept as it is."""
     task = checked(f"{where}, task", config["task"], _TASK, ("name",), remedy)
     found = checked(where, dict(config), _CONFIG, _CONFIG_NEEDED, remedy)
+    if found["seconds"] is None and found["rounds"] is None:
+        raise InputError(f"{where}: there are neither seconds nor rounds, so the run has no end: {remedy}.")
     return {**config, **found, "task": {**config["task"], **task}}
 
 

@@ -22,8 +22,48 @@ from hybridfl.records import load
 
 pytestmark = pytest.mark.processes
 
+PUBLISHED = Path(__file__).parents[2] / "docs" / "paper"
 NAMED = {study.name: study for study in STUDIES}
 SYNTHETIC = [study for study in STUDIES if study.task.startswith("synthetic")]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("label", "\x1b[31m", "label='.x1b.31m' has control characters"),
+        ("label", 3, "label=3 is no text"),
+        ("seed", "0", "seed='0' is no whole number"),
+        ("final_accuracy", "<b>", "final_accuracy='<b>' is no number"),
+        ("accuracy", [0.5, "x"], "accuracy=a list is no number"),
+        ("accuracy", [0.5], "not of one length"),
+        ("seconds", 1, "seconds=1 is no list"),
+    ],
+)
+def test_stored_results_of_another_kind_are_refused(tmp_path: Path, field: str, value: object, words: str) -> None:
+    row = json.loads((PUBLISHED / "results" / "fig2-synthetic-1-1.jsonl").read_text().splitlines()[0])
+    (tmp_path / "a.jsonl").write_text(json.dumps({**row, field: value}) + "\n")
+    with pytest.raises(InputError, match=words):
+        results.read(tmp_path / "a.jsonl")
+
+
+def test_a_page_shows_every_stored_text_as_text(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    for end in ("jsonl", "about.json"):
+        name = f"fig2-synthetic-1-1.{end}"
+        text = (PUBLISHED / "results" / name).read_text()
+        if end == "about.json":
+            about = json.loads(text)
+            evil = "<script>alert(1)</script>|[a](javascript:1)"
+            text = json.dumps({**about, "device": evil, "task": evil, "versions": {evil: evil}})
+        (tmp_path / "results" / name).write_text(text)
+    page = write_page(tmp_path, [NAMED["fig2-synthetic-1-1"]]).read_text()
+    assert "<script" not in page
+    assert "](javascript" not in page
+    assert "&#60;script&#62;alert(1)" in page
+    about["data"] = {"model": "<b>"}
+    (tmp_path / "results" / "fig2-synthetic-1-1.about.json").write_text(json.dumps(about))
+    with pytest.raises(InputError, match="data=an object does not say what the data were"):
+        write_page(tmp_path, [NAMED["fig2-synthetic-1-1"]])
 
 
 def test_names_are_unique_and_labels_within_a_fleet_too() -> None:
@@ -176,8 +216,7 @@ def test_a_study_of_ones_own_is_a_value(tmp_path: Path) -> None:
 
 
 def test_the_published_page_is_what_its_results_make(tmp_path: Path) -> None:
-    published = Path(__file__).parents[2] / "docs" / "paper"
     (tmp_path / "results").mkdir()
-    for path in (published / "results").iterdir():
+    for path in (PUBLISHED / "results").iterdir():
         (tmp_path / "results" / path.name).write_bytes(path.read_bytes())
-    assert write_page(tmp_path, STUDIES).read_text() == (published / "README.md").read_text()
+    assert write_page(tmp_path, STUDIES).read_text() == (PUBLISHED / "README.md").read_text()

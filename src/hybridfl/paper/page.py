@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hybridfl import stored
 from hybridfl.errors import InputError
 from hybridfl.interval import Interval
 from hybridfl.paper import results
@@ -19,7 +19,8 @@ from hybridfl.paper.figures import save
 from hybridfl.paper.results import Result, labels, of
 from hybridfl.paper.study import Study
 from hybridfl.paper.verdict import Book, Ruling, Verdict
-from hybridfl.wording import counted
+from hybridfl.stored import Check
+from hybridfl.wording import counted, in_one_line
 
 NAME = "README.md"
 MOST_ROWS = 12
@@ -60,10 +61,36 @@ def read_book(folder: Path, studies: Sequence[Study]) -> tuple[Book, dict[str, d
 def read_about(folder: Path, study: Study) -> dict[str, Any]:
     """How a study was run."""
     try:
-        about = json.loads((folder / "results" / f"{study.name}.about.json").read_text())
+        path = folder / "results" / f"{study.name}.about.json"
+        about = stored.read_json(path)
     except (OSError, ValueError):
         return {}
-    return dict(about)
+    found = stored.checked(f"'{path}'", about, _ABOUT, (), "put the file back as it was")
+    for name, wanted in _WANTED.items():
+        if name in found:
+            stored.checked(f"'{path}'", about, {}, wanted, "put the file back as it was")
+    return {**about, **found}
+
+
+def _data_set(value: Any) -> dict[str, Any]:
+    """What a study's first seed learned from."""
+    checks = {**dict.fromkeys(("train_samples", "test_samples", "parameters"), stored.count), "model": stored.text}
+    if type(value) is not dict or not value.keys() >= checks.keys():
+        raise ValueError("does not say what the data were")
+    return {**value, **{name: check(value[name]) for name, check in checks.items()}}
+
+
+_ABOUT: dict[str, Check] = {
+    "task": stored.name,
+    "data": _data_set,
+    "devices": stored.count,
+    "rounds": stored.count,
+    "device": stored.name,
+    "versions": stored.texts_by_name,
+    "wall_seconds": stored.measure,
+}
+_WANTED = {"data": ("devices", "rounds"), "versions": ("device", "wall_seconds")}
+"""What has to be there beside something else."""
 
 
 def _is_quick(about: dict[str, dict[str, Any]]) -> bool:
@@ -154,7 +181,8 @@ def _section(study: Study, found: Sequence[Result], about: dict[str, Any]) -> st
         [
             f"## {study.name}",
             "",
-            f"{study.shows[0].upper()}{study.shows[1:]}: {about.get('task', study.task)}{_data(about)}.{_setting(study)}",
+            f"{study.shows[0].upper()}{study.shows[1:]}: {_plain(about.get('task', study.task))}"
+            f"{_data(about)}.{_setting(study)}",
             "",
             f"![{study.name}](figures/{study.name}.svg)",
             "",
@@ -182,7 +210,7 @@ def _data(about: dict[str, Any]) -> str:
     data = about.get("data")
     if not isinstance(data, dict):
         return ""
-    kind = str(data["model"]).split("(")[0]
+    kind = _plain(str(data["model"]).split("(")[0])
     devices = counted(about["devices"], "device")
     samples = f"{data['train_samples']:,} training samples on {devices}, {data['test_samples']:,} to test on"
     return f" ({samples}; {kind} with {data['parameters']:,} parameters; {counted(about['rounds'], 'round')})"
@@ -203,7 +231,7 @@ def _finals(found: Sequence[Result]) -> list[str]:
         f"| | {' | '.join(name for name, _ in columns)} | final training loss | virtual seconds |",
         "|---" * (len(columns) + 3) + "|",
         *(
-            f"| {label} | {' | '.join(_percent(groups[label], name) for _, name in columns)} "
+            f"| {_plain(label)} | {' | '.join(_percent(groups[label], name) for _, name in columns)} "
             f"| {_mean(groups[label], 'final_loss'):.3f} | {np.mean([r.seconds[-1] for r in groups[label]]):,.0f} |"
             for label in ranked
         ),
@@ -234,5 +262,13 @@ def _made(study: Study, found: Sequence[Result], about: dict[str, Any]) -> str:
     versions = about.get("versions")
     if not isinstance(versions, dict):
         return f"{command}."
-    known = ", ".join(f"{name} {value}" for name, value in versions.items())
-    return f"{command}, {about['wall_seconds']} s on {about['device']} ({known})."
+    known = ", ".join(f"{_plain(name)} {_plain(value)}" for name, value in versions.items())
+    return f"{command}, {_plain(about['wall_seconds'])} s on {_plain(about['device'])} ({known})."
+
+
+def _plain(text: object) -> str:
+    """A text that Markdown shows as it is: it is no tag, no link and no cell's end."""
+    words = in_one_line(text, 200)
+    if not set(words) & set("<>[]|`&"):
+        return words
+    return "".join(f"&#{ord(letter)};" if letter in "<>[]|`&" else letter for letter in words)

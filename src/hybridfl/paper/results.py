@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hybridfl import stored
 from hybridfl.checkpoints import write_aside
 from hybridfl.errors import InputError
 from hybridfl.records import Record, SavedRun
+from hybridfl.stored import Check
 from hybridfl.summary import tail_mean
 
 POINTS = 60
@@ -88,11 +90,11 @@ def write(path: Path, results: Iterable[Result]) -> None:
 def read(path: Path) -> list[Result]:
     """The results of a study."""
     try:
-        found = [_result(json.loads(line)) for line in path.read_text().splitlines()]
+        found = [_result(where, row) for where, row in stored.rows(path)]
         if not found:
             raise ValueError("it is empty")
         return found
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"'{path}' cannot be read as results of `hybridfl reproduce` ({error}).") from None
 
 
@@ -117,14 +119,26 @@ def _row(result: Result) -> dict[str, Any]:
     return {name: plain(value) for name, value in asdict(result).items()}
 
 
-def _result(row: dict[str, Any]) -> Result:
-    def number(value: Any) -> Any:
-        if isinstance(value, list):
-            return tuple(number(each) for each in value)
-        return math.nan if value is None else value
+_CHECKS: dict[str, Check] = {
+    "label": stored.name,
+    "seed": stored.whole,
+    "at": stored.or_none(stored.measure),
+    "versions": stored.list_of(stored.count),
+    "seconds": stored.list_of(stored.seconds),
+    "accuracy": stored.list_of(stored.share),
+    "loss": stored.list_of(stored.measure),
+}
+"""What is not among them is a number."""
 
-    known = {field.name for field in fields(Result)} - {"at"}
-    return Result(at=row["at"], **{name: number(value) for name, value in row.items() if name in known})
+
+def _result(where: str, row: Any) -> Result:
+    checks = {field.name: _CHECKS.get(field.name, stored.measure) for field in fields(Result)}
+    needed = [field.name for field in fields(Result) if field.default is MISSING]
+    found = stored.checked(where, row, checks, needed, "put the file back as it was")
+    columns = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+    if len({len(column) for column in columns.values()}) != 1 or not columns["seconds"]:
+        raise InputError(f"{where}: its curves are not of one length, 1 or more: put the file back as it was.")
+    return Result(**{**found, **columns})
 
 
 def _places(count: int) -> list[int]:
