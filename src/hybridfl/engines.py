@@ -17,7 +17,7 @@ from hybridfl.dense import Dense
 from hybridfl.errors import InputError
 from hybridfl.evaluation import Audience, Evaluation, Evaluator, ModuleForward
 from hybridfl.models import LogisticRegression
-from hybridfl.provenance import repr_of
+from hybridfl.provenance import code_of, repr_of
 from hybridfl.task import Task
 from hybridfl.training import JointTrainer, LocalSGD
 from hybridfl.trial import chance_of, check_first_weights, check_ids, check_labels, check_trainable, check_trial
@@ -122,18 +122,12 @@ def _warn_without_numba() -> None:
     log.warning("Numba is not installed: training takes about 40 times as long. Remedy: pip install 'hybridfl[fast]'.")
 
 
-_PASSED: WeakKeyDictionary[Task, tuple[int, ...]] = WeakKeyDictionary()
-"""Tasks that have passed, and how often their data had been written to: a recurrent model's trial takes seconds."""
+_TRIED: WeakKeyDictionary[Task, dict[str, str]] = WeakKeyDictionary()
+"""Tasks whose model and loss have passed their trial, which takes seconds of a recurrent one, and their code then."""
 
 
 def check_task(task: Task) -> None:
     """Raise `InputError` if a task cannot be trained, whichever engine it gets: every way to run one comes by here."""
-    if _PASSED.get(task) != task.written:
-        _check(task)
-        _PASSED[task] = task.written
-
-
-def _check(task: Task) -> None:
     model = task.model_with(task.first_weights)
     check_first_weights(model)
     if isinstance(task.loss, type) or not callable(task.loss):
@@ -155,7 +149,10 @@ def _check(task: Task) -> None:
             _check_scale(samples)
             checked_classes(samples, model.linear.out_features)
     else:
-        check_trial(model, task.loss, task.train)
+        code = code_of(model=task.first_model, loss=task.loss)
+        if _TRIED.get(task) != code:
+            check_trial(model, task.loss, task.train)
+            _TRIED[task] = code
         check_ids(model, task.train, task.test)
         check_labels(model, task.loss, task.train, task.test)
 

@@ -150,15 +150,11 @@ class Task:
 
         PyTorch counts what it writes itself; NumPy may write to the same memory: see `forget_checksum`.
         """
-        if self.written not in self._checksums:
-            self._checksums[self.written] = self._digest()
-        return self._checksums[self.written]
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """How often PyTorch has written to each tensor of the data."""
         tensors = self.train.inputs, self.train.targets, self.test.inputs, self.test.targets
-        return tuple(times_written(each) for each in tensors)
+        written = tuple(times_written(each) for each in tensors)
+        if written not in self._checksums:
+            self._checksums[written] = self._digest()
+        return self._checksums[written]
 
     def forget_checksum(self) -> None:
         """The next one is computed from the data as they are then."""
