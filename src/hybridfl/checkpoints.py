@@ -106,7 +106,7 @@ def newest(folder: Path, run: str | None = None) -> Loaded | None:
 
 @contextmanager
 def making_sense(folder: Path) -> Iterator[None]:
-    """Whoever reads a checkpoint that is whole, but says what no checkpoint does, gets one line."""
+    """Raise one line instead of a traceback if a checkpoint's checksum holds but its content makes no sense."""
     try:
         yield
     except InputError:

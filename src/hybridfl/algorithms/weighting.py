@@ -26,9 +26,9 @@ class Weighting(Protocol):
 
 
 def shares_by(weighting: Weighting, num_samples: NDArray[np.int64]) -> Tensor:
-    """What a weighting says of devices that hold so many samples each, once it is known to be shares of 1.
+    """q_i ≥ 0 with Σ q_i = 1: the weighting's answer for devices with these numbers of samples, or an `InputError`.
 
-    A weighting may answer an array or a list too. What it keeps on a GPU is not read: that would have to be waited for.
+    The answer may be an array or a list too. Values on a GPU are not checked, since the check would wait for the GPU.
     """
     answer = weighting(num_samples)
     try:
